@@ -1,0 +1,1 @@
+"""Raw images, text, tables and arrays into a format that trains fast."""

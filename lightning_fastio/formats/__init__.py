@@ -1,0 +1,1 @@
+"""The storage formats: one file each, with its reader and its writer."""
