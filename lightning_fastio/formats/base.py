@@ -137,7 +137,8 @@ class Writer(Protocol):
 
     def write(self, batch: Mapping[str, Any]) -> None:
         """Append rows: field name to array, tensor, list of str, list of bytes, or list of 1-D or higher arrays
-        (ragged). All fields have the same length."""
+        (ragged). All fields have the same length.
+        """
         ...
 
     def close(self) -> None:
