@@ -1,0 +1,161 @@
+"""`Plan`: the order of every epoch of a reader, chosen once."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fastio.epoch import Epoch, Leg, Setting
+from lightning_fastio.errors import ConfigError
+from lightning_fastio.formats.base import Reader
+from lightning_fastio.order import BlockShuffle, GlobalShuffle, Int64Array, Order, Sequential, WeightedSampling, Windows
+from lightning_fastio.permutation import seed_from
+from lightning_fastio.rows import RowSet
+
+Shuffle: TypeAlias = Literal["auto", "global", "block", "none"]
+"""Order of training:
+
+- ``global``: a uniform shuffle of all rows;
+- ``block``: blocks in random order, rows mixed inside a window of blocks, so that each block decodes once;
+- ``none``: the order of the file;
+- ``auto``: ``global`` where every row costs the same or all decoded rows fit in the reader's cache, else ``block``.
+"""
+
+AHEAD_BYTES = 64 << 20
+"""Rows of this many bytes are announced before they are read: enough to keep a disk's queue full."""
+
+_log = logging.getLogger("lightning_fastio")
+
+
+class Plan:
+    """Which rows, in which order: a function of (seed, epoch) and of nothing else."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        rows: RowSet,
+        *,
+        shuffle: Shuffle = "none",
+        seed: int = 0,
+        weights: npt.ArrayLike | None = None,
+    ) -> None:
+        """Choose the order.
+
+        Args:
+            reader: Where rows come from.
+            rows: The rows to use.
+            shuffle: The order, see `Shuffle`.
+            seed: Seed of the order.
+            weights: One non-negative number for each used row, to draw rows with replacement.
+
+        Raises:
+            ConfigError: A shuffle that the format does not have, or weights that do not fit.
+        """
+        self.rows = rows
+        self.seed = seed
+        self._row_bytes = max(1, reader.schema.row_bytes)
+        self._cache_bytes = reader.cache_bytes
+        self._blocks = None if reader.blocks is None else rows.blocks(reader.blocks)
+        self._weights = _as_weights(weights, len(rows))
+        self.shuffle: Shuffle = self._choose(shuffle)
+        self._last_order: tuple[tuple[int, int, int], Order] | None = None
+
+    @property
+    def window_rows(self) -> int:
+        """Rows that a window of blocks holds: half of the reader's cache, so that the next one can be decoded."""
+        return max(1, self._cache_bytes // 2 // self._row_bytes)
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether each rank reads blocks from their start to their end."""
+        return self._blocks is not None and self._weights is None and self.shuffle != "global"
+
+    def epoch(
+        self,
+        number: int,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        pad_last: bool = False,
+        repeat: int = 0,
+        done: tuple[Leg, ...] = (),
+    ) -> Epoch:
+        """One epoch as one rank sees it.
+
+        Args:
+            number: Number of the epoch.
+            batch_size: Rows of a batch on one rank.
+            rank: This rank.
+            world_size: Number of ranks.
+            drop_last: See `BatchLoader`.
+            pad_last: See `BatchLoader`.
+            repeat: How many times this epoch was read to its end before.
+            done: What of the epoch was read before.
+        """
+        setting = Setting("contiguous" if self.by_blocks else "striped", world_size, batch_size, drop_last, pad_last)
+        # Windows of blocks were cut for the ranks that the epoch began with.
+        num_parts = done[0].setting.world_size if done else world_size
+        return Epoch(self._order(number, repeat, num_parts), setting, rank, done)
+
+    def _order(self, number: int, repeat: int, num_parts: int) -> Order:
+        wanted = (number, repeat, num_parts)
+        if self._last_order is None or self._last_order[0] != wanted:
+            self._last_order = wanted, self._make_order(seed_from(self.seed, number, repeat), num_parts)
+        return self._last_order[1]
+
+    def _make_order(self, key: int, num_parts: int) -> Order:
+        size = len(self.rows)
+        if self._weights is not None:
+            return WeightedSampling(self._weights, size, key)
+        if self.shuffle == "global":
+            return GlobalShuffle(size, key)
+        if self._blocks is None:
+            return Sequential(size)
+        if self.shuffle == "block":
+            return BlockShuffle(self._blocks, key, window_rows=self.window_rows, num_parts=num_parts)
+        window_rows = min(self.window_rows, max(1, AHEAD_BYTES // self._row_bytes))
+        windows = Windows(self._blocks, window_rows=window_rows, num_parts=num_parts, index_at=_identity)
+        return Sequential(size, windows)
+
+    def _choose(self, shuffle: Shuffle) -> Shuffle:
+        if shuffle == "block" and self._blocks is None:
+            raise ConfigError(
+                "shuffle='block' needs a format that decodes in blocks, but here every row costs the same: use 'global'"
+            )
+        if shuffle != "auto":
+            return shuffle
+        if self._blocks is None:
+            _log.info("shuffle='auto' chose 'global': every row costs the same")
+            return "global"
+        cache = f"the cache of {self._cache_bytes >> 20} MiB"
+        if len(self.rows) <= self.window_rows:
+            _log.info("shuffle='auto' chose 'global': the decoded rows fit in half of %s", cache)
+            return "global"
+        _log.info(
+            "shuffle='auto' chose 'block': rows decode in %d blocks that do not fit in half of %s; rows mix inside "
+            "windows of %d rows",
+            len(self._blocks) - 1,
+            cache,
+            self.window_rows,
+        )
+        return "block"
+
+
+def _as_weights(weights: npt.ArrayLike | None, num_rows: int) -> npt.NDArray[np.float64] | None:
+    if weights is None:
+        return None
+    array = np.asarray(weights, np.float64)
+    if array.shape != (num_rows,):
+        raise ConfigError(f"weights has shape {array.shape}; expected one number for each of the {num_rows} used rows")
+    if not np.isfinite(array).all() or (array < 0).any() or not array.sum() > 0:
+        raise ConfigError("weights must be finite, not negative, and not all zero")
+    return array
+
+
+def _identity(positions: Int64Array) -> Int64Array:
+    return positions
