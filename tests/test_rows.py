@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,7 +22,7 @@ def everything(rows: RowSet) -> list[int]:
 def test_parts_are_disjoint_and_complete(num_rows: int, val: float, test: int, seed: int) -> None:
     split = Split(val if round(val * num_rows) else 0, test, seed)
     parts = [everything(split.rows(part, num_rows)) for part in ("val", "test", "train")]
-    assert sorted(sum(parts, start=[])) == list(range(num_rows))
+    assert sorted(itertools.chain(*parts)) == list(range(num_rows))
     assert len(parts[1]) == test
     assert abs(len(parts[0]) - val * num_rows) <= 0.5 + 1e-9
 
@@ -51,7 +53,7 @@ def test_groups_stay_whole(groups: list[int], seed: int) -> None:
             Split(0.2, 0.2, seed).rows("val", len(groups), groups=values)
         return
     parts = [everything(Split(0.2, 0.2, seed).rows(p, len(groups), groups=values)) for p in ("val", "test", "train")]
-    assert sorted(sum(parts, start=[])) == list(range(len(groups)))
+    assert sorted(itertools.chain(*parts)) == list(range(len(groups)))
     members = [set(values[part]) for part in parts]
     assert all(members)
     assert not members[0] & members[1]
