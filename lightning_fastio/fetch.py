@@ -51,7 +51,7 @@ class BatchFetcher:
         self,
         reader: Reader,
         *,
-        transform: Transform | None = None,
+        transforms: Sequence[Transform] = (),
         sample_transform: Transform | None = None,
         batch_as: Literal["dict", "tuple"] = "dict",
         pin_memory: bool = False,
@@ -61,14 +61,14 @@ class BatchFetcher:
 
         Args:
             reader: Where rows come from.
-            transform: Takes and returns a whole batch.
+            transforms: Each takes and returns a whole batch, one after the other.
             sample_transform: Takes and returns one sample, a dict of field to value; the results are stacked.
             batch_as: ``tuple`` gives the values in the order of the fields.
             pin_memory: Read into pinned buffers.
             owns_process: The process runs nothing else, so that its global random generators may be seeded.
         """
         self.reader = reader
-        self.transform = transform
+        self.transforms = list(transforms)
         self.sample_transform = sample_transform
         self.batch_as = batch_as
         self.pin_memory = pin_memory
@@ -77,15 +77,13 @@ class BatchFetcher:
     @property
     def has_transform(self) -> bool:
         """Whether user code runs on batches."""
-        return self.transform is not None or self.sample_transform is not None
+        return bool(self.transforms) or self.sample_transform is not None
 
     def for_thread(self) -> BatchFetcher:
         """A fetcher for one thread: the same reader, and transforms whose generators no other thread seeds."""
         clone = copy.copy(self)
-        for name in ("transform", "sample_transform"):
-            transform = getattr(self, name)
-            if _generator_attributes(transform):
-                setattr(clone, name, copy.deepcopy(transform))
+        clone.sample_transform = _own(self.sample_transform)
+        clone.transforms = [_own(transform) or transform for transform in self.transforms]
         return clone
 
     def __call__(self, task: Task) -> Fetched:
@@ -108,12 +106,12 @@ class BatchFetcher:
             call = _seeded(self.sample_transform, task.seed)
             samples = [call({name: values[i] for name, values in batch.items()}) for i in range(len(task.rows))]
             batch = stack_samples(samples, task.rows)
-        if self.transform is None:
-            return batch
-        result = _seeded(self.transform, task.seed + 1)(batch)
-        if result is None:
-            raise ConfigError(f"transform {_name(self.transform)} returned None; it must return the batch")
-        return as_tensors(result)
+        result: Any = batch
+        for number, transform in enumerate(self.transforms, start=1):
+            result = as_tensors(_seeded(transform, task.seed + number)(result))
+            if result is None:
+                raise ConfigError(f"transform {_name(transform)} returned None; it must return the batch")
+        return result
 
 
 def as_tensors(value: Any) -> Any:
@@ -151,6 +149,11 @@ def _stack(name: str, values: list[Any], rows: Int64Array) -> Any:
                 f"{tuple(tensor.shape)}; a batch needs equal shapes: resize or pad in sample_transform"
             )
     return torch.stack(tensors)
+
+
+def _own(transform: Transform | None) -> Transform | None:
+    """A copy where the transform has a generator that is seeded for every batch, else the transform itself."""
+    return copy.deepcopy(transform) if _generator_attributes(transform) else transform
 
 
 def _seeded(transform: Transform, seed: int) -> Transform:

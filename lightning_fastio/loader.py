@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -72,9 +72,10 @@ class BatchLoader:
         worker_type: Literal["thread", "process"] = "thread",
         prefetch_factor: int = 2,
         multiprocessing_context: Literal["forkserver", "spawn", "fork"] = "forkserver",
+        persistent_workers: bool = True,
         pin_memory: bool | Literal["auto"] = "auto",
         batch_as: Literal["dict", "tuple"] = "dict",
-        transform: Transform | None = None,
+        transform: Transform | Sequence[Transform] | None = None,
         sample_transform: Transform | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -98,10 +99,12 @@ class BatchLoader:
             worker_type: ``thread``, or ``process`` for transforms that hold the GIL.
             prefetch_factor: Batches that each worker reads ahead.
             multiprocessing_context: How worker processes start.
+            persistent_workers: Keep worker processes from one epoch to the next.
             pin_memory: Read into pinned memory; ``auto`` does when CUDA can be used.
             batch_as: ``tuple`` gives the values in the order of the fields instead of a dict.
-            transform: Takes and returns a whole batch. An argument ``generator`` or ``rng``, or an attribute of that
-                name, gets a generator that depends on (seed, epoch, batch, rank) alone.
+            transform: Takes and returns a whole batch; or several that do so in turn. An argument ``generator`` or
+                ``rng``, or an attribute of that name, gets a generator that depends on (seed, epoch, batch, rank)
+                alone.
             sample_transform: The same for one sample at a time; the results are stacked.
             rank: This rank; read from torch.distributed when an epoch starts by default.
             world_size: Number of ranks; likewise.
@@ -129,15 +132,20 @@ class BatchLoader:
         self.worker_type = worker_type
         self.prefetch_factor = prefetch_factor
         self.multiprocessing_context = multiprocessing_context
+        self.persistent_workers = persistent_workers
         self.pin_memory = torch.cuda.is_available() if pin_memory == "auto" else pin_memory
         self.rank = rank
         self.world_size = world_size
         self.allow_changed_data = allow_changed_data
         self.stats = LoaderStats()
         self.sampler = EpochSampler(self)
+        self.batch_sampler: Any = None
+        """Lets Lightning's predict loop ask for row numbers, where `FastIODataModule` sets it."""
+        self.on_epoch: Callable[[], None] | None = None
+        """Called after each `set_epoch`."""
         self._fetcher = BatchFetcher(
             reader,
-            transform=transform,
+            transforms=() if transform is None else [transform] if callable(transform) else transform,
             sample_transform=sample_transform,
             batch_as=batch_as,
             pin_memory=self.pin_memory and worker_type == "thread",
@@ -180,9 +188,11 @@ class BatchLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the loader already stands inside it after `load_state_dict`."""
-        if epoch == self._epoch_number and self._legs and not self._started:
-            return
-        self._epoch_number, self._repeat, self._legs, self._started = epoch, 0, (), False
+        resumed = epoch == self._epoch_number and self._legs and not self._started
+        if not resumed:
+            self._epoch_number, self._repeat, self._legs, self._started = epoch, 0, (), False
+        if self.on_epoch is not None:
+            self.on_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: what was delivered, not what was read ahead. The same on every rank."""
@@ -229,12 +239,11 @@ class BatchLoader:
             workers.resize(num_workers, num_workers * self.prefetch_factor)
 
     def close(self) -> None:
-        """Stop threads and processes and close the reader; iterating again opens everything anew."""
+        """Stop threads and processes. The reader stays open: it belongs to whoever opened it."""
         workers = self._workers() if self._workers else None
         if workers is not None:
             workers.close()
         self._process_loader = None
-        self.reader.close()
 
     def __enter__(self) -> Self:
         return self
@@ -263,6 +272,7 @@ class BatchLoader:
                     self._tasks,
                     num_workers=self.num_workers,
                     prefetch_factor=self.prefetch_factor,
+                    persistent=self.persistent_workers,
                     context=self.multiprocessing_context,
                     pin_memory=self.pin_memory,
                 )

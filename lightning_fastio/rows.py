@@ -38,7 +38,7 @@ class RowSet(ABC):
 
 
 class AllRows(RowSet):
-    """Every row."""
+    """Every row, or the first ones."""
 
     def __init__(self, num_rows: int) -> None:
         self._num_rows = num_rows
@@ -51,7 +51,7 @@ class AllRows(RowSet):
         return indices
 
     def blocks(self, blocks: Int64Array) -> Int64Array:
-        return blocks
+        return blocks if blocks[-1] == self._num_rows else np.unique(np.minimum(blocks, self._num_rows))
 
 
 class ChosenRows(RowSet):

@@ -230,23 +230,31 @@ class TaskDataset(Dataset[Fetched]):
 
 
 def make_process_loader(
-    fetcher: BatchFetcher, tasks: TaskSampler, *, num_workers: int, prefetch_factor: int, context: str, pin_memory: bool
+    fetcher: BatchFetcher,
+    tasks: TaskSampler,
+    *,
+    num_workers: int,
+    prefetch_factor: int,
+    persistent: bool,
+    context: str,
+    pin_memory: bool,
 ) -> DataLoader[Any]:
-    """A DataLoader whose workers fetch whole batches and persist over epochs.
+    """A DataLoader whose workers fetch whole batches.
 
     Raises:
         ConfigError: A transform cannot be sent to another process.
     """
     if context != "fork":
-        for name in ("transform", "sample_transform"):
-            _check_picklable(name, getattr(fetcher, name))
+        for transform in fetcher.transforms:
+            _check_picklable("transform", transform)
+        _check_picklable("sample_transform", fetcher.sample_transform)
     return DataLoader(
         TaskDataset(fetcher),
         batch_size=None,
         sampler=tasks,
         num_workers=num_workers,
         prefetch_factor=prefetch_factor,
-        persistent_workers=True,
+        persistent_workers=persistent,
         multiprocessing_context=context,
         worker_init_fn=_init_worker,
         pin_memory=pin_memory,

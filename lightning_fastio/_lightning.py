@@ -1,0 +1,96 @@
+"""The only file that touches Lightning's private attributes.
+
+Checked against Lightning 2.4, 2.5 and 2.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
+from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
+from lightning.pytorch.trainer.states import RunningStage
+
+from lightning_fastio.loader import BatchLoader
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Loaders
+
+
+class PlannedIndices(_IndexBatchSamplerWrapper):
+    """What the predict loop asks a loader for the row numbers of each batch."""
+
+    def __init__(self, loader: BatchLoader) -> None:
+        # Lightning only looks batches up, which a sequence can do as well as the list it declares.
+        self.seen_batch_indices = _RowsOfBatches(loader)  # type: ignore[assignment]
+
+
+class _RowsOfBatches(Sequence[list[int]]):
+    """Batch number to row numbers, computed when asked for, so that reading ahead does not matter."""
+
+    def __init__(self, loader: BatchLoader) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    @overload
+    def __getitem__(self, batch: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, batch: slice) -> Sequence[list[int]]: ...
+    def __getitem__(self, batch: int | slice) -> list[int] | Sequence[list[int]]:
+        if isinstance(batch, slice):
+            return [self[index] for index in range(*batch.indices(len(self)))]
+        if not 0 <= batch < len(self):
+            raise IndexError(batch)
+        return self._loader.rows_of(batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (self[batch] for batch in range(len(self)))
+
+
+def begin_epoch(trainer: Trainer) -> None:
+    """Bring the fit loop in step with its loaders at the start of an epoch, before the first batch.
+
+    - Loader states of a checkpoint that were left waiting, because `estimated_stepping_batches` built the loaders
+      before the checkpoint was read (Lightning #20550), are loaded now.
+    - An epoch that goes on with another batch size has another number of batches than the one after it, but the
+      loop counts them only when it builds its loaders.
+    """
+    loop = trainer.fit_loop
+    combined = loop._combined_loader
+    if combined is None or combined._iterator is None or not trainer.training:
+        return
+    if loop.restarting and loop._combined_loader_states_to_load:
+        loop._load_combined_loader_states()
+    limits = [
+        _parse_num_batches(RunningStage.TRAINING, len(loader), trainer.limit_train_batches)
+        if isinstance(loader, BatchLoader)
+        else limit
+        for loader, limit in zip(combined.flattened, combined.limits or [], strict=True)
+    ]
+    if limits == combined.limits:
+        return
+    combined.limits = limits
+    combined._iterator.limits = limits
+    loop.max_batches = len(combined)
+    if loop._data_fetcher is not None:
+        loop._data_fetcher.length = len(combined)
+    if isinstance(trainer.val_check_interval, float):
+        trainer.val_check_batch = max(1, int(loop.max_batches * trainer.val_check_interval))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Logging
+
+
+def log_step(trainer: Trainer) -> int | None:
+    """The step under which metrics of the batch that just ended are logged, or None where the Trainer logs none."""
+    if not trainer.loggers or trainer.fit_loop._should_accumulate():
+        return None
+    if not trainer._logger_connector.should_update_logs:
+        return None
+    step: int = trainer.fit_loop.epoch_loop._batches_that_stepped
+    return step

@@ -1,0 +1,197 @@
+"""`Stages`: which rows of which source each stage of a Trainer uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lightning_fastio.errors import ConfigError
+from lightning_fastio.formats.base import Reader
+from lightning_fastio.rows import AllRows, ChosenRows, Part, RowSet, Split, balanced_weights
+
+Source: TypeAlias = str | Path | list[str] | list[Path] | dict[str, str] | dict[str, Path] | None
+"""A file, a folder, a glob, a list of files, or a mapping of field name to any of these."""
+
+Stage: TypeAlias = Literal["train", "val", "test", "predict"]
+
+_READ_AT_ONCE = 1 << 16
+
+
+class Stages:
+    """Opens each source once, and divides the training data where a stage has none of its own."""
+
+    def __init__(
+        self,
+        sources: Mapping[Stage, Source],
+        split: Split,
+        *,
+        open_source: Callable[[Any], Reader],
+        open_column: Callable[[str], Reader],
+        split_by: str | None = None,
+        stratify_by: str | None = None,
+        max_rows: int | None = None,
+        rows: str | Path | Sequence[int] | npt.NDArray[Any] | None = None,
+        weights: str | Sequence[float] | npt.NDArray[Any] | None = None,
+    ) -> None:
+        """Set up; nothing is opened yet.
+
+        Args:
+            sources: What the user gave for each stage.
+            split: How to divide the training data.
+            open_source: Opens a source.
+            open_column: Opens the training data with one field alone.
+            split_by: See `FastIODataModule`.
+            stratify_by: See `FastIODataModule`.
+            max_rows: See `FastIODataModule`.
+            rows: See `FastIODataModule`.
+            weights: See `FastIODataModule`.
+
+        Raises:
+            ConfigError: Arguments contradict each other.
+        """
+        self._sources = dict(sources)
+        self._split = split
+        self._open_source = open_source
+        self._open_column = open_column
+        self._split_by = split_by
+        self._stratify_by = stratify_by
+        self._max_rows = max_rows
+        self._rows = rows
+        self._weights = weights
+        self._readers: dict[str, Reader] = {}
+        self._parts: dict[Part, RowSet] = {}
+        wishes: dict[Stage, float] = {"val": split.val, "test": split.test}
+        for stage, wanted in wishes.items():
+            if wanted and self._sources.get(stage) is not None:
+                raise ConfigError(f"{stage}= and {stage}_split= are both given: leave one out")
+            if wanted and self._sources.get("train") is None:
+                raise ConfigError(f"{stage}_split={wanted} takes a part of the training data: give train=")
+        if (split_by or stratify_by) and not (split.val or split.test):
+            raise ConfigError("split_by and stratify_by say how to split: give val_split= or test_split= too")
+        if split_by and stratify_by:
+            raise ConfigError("split_by and stratify_by exclude each other: choose one")
+
+    def has(self, stage: Stage) -> bool:
+        """Whether there is data for a stage."""
+        return self._source_of(stage) is not None
+
+    def reader(self, stage: Stage) -> Reader:
+        """The opened reader behind a stage.
+
+        Raises:
+            ConfigError: There is no data for it.
+        """
+        source = self._source_of(stage)
+        if source is None:
+            remedy = f"give {stage}=" + (f" or {stage}_split=" if stage in ("val", "test") else "")
+            raise ConfigError(f"there is no data for {stage}: {remedy}")
+        key = repr(source)
+        if key not in self._readers:
+            self._readers[key] = self._open_source(source)
+        return self._readers[key]
+
+    def any_reader(self) -> Reader:
+        """The reader of the first stage that has data."""
+        return self.reader(next(stage for stage in self._sources if self.has(stage)))
+
+    def rows(self, stage: Stage) -> RowSet:
+        """The rows of the reader that a stage uses.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        reader, part = self.reader(stage), self._part_of(stage)
+        num_rows = len(reader) if self._max_rows is None else min(len(reader), self._max_rows)
+        if part is None:
+            rows: RowSet = AllRows(num_rows)
+        else:
+            if part not in self._parts:
+                self._parts[part] = self._split_rows(part, num_rows, has_blocks=reader.blocks is not None)
+            rows = self._parts[part]
+        if stage == "train" and self._rows is not None:
+            rows = self._subset(rows, len(reader))
+        if not len(rows):
+            raise ConfigError(f"there is no row for {stage} in {self._source_of(stage)!r}")
+        return rows
+
+    def weights(self) -> npt.NDArray[Any] | None:
+        """A weight for each training row, or None."""
+        if self._weights is None:
+            return None
+        if not isinstance(self._weights, str):
+            return np.asarray(self._weights)
+        rows = self.rows("train")
+        balanced = self._weights == "balanced" or self._weights.startswith("balanced:")
+        field = self._weights.partition(":")[2] or self._label_field() if balanced else self._weights
+        column = self._column(field)[rows.at(np.arange(len(rows)))]
+        return balanced_weights(column) if balanced else column
+
+    @property
+    def split_fingerprint(self) -> str:
+        """A text that changes when the split or the data behind it does."""
+        if not (self._split.val or self._split.test):
+            return "none"
+        data = self.reader("train").fingerprint
+        settings = repr((self._split, self._split_by, self._stratify_by, self._max_rows, data))
+        digest = blake2b(settings.encode(), digest_size=8).hexdigest()
+        return f"val {self._split.val}, test {self._split.test}, seed {self._split.seed}: {digest}"
+
+    def close(self) -> None:
+        """Close the readers; they open again when they are read."""
+        for reader in self._readers.values():
+            reader.close()
+
+    def _source_of(self, stage: Stage) -> Source:
+        if stage == "predict" and self._sources.get("predict") is None:
+            return self._source_of("test")
+        return self._sources.get("train" if self._part_of(stage) else stage)
+
+    def _part_of(self, stage: Stage) -> Part | None:
+        """The side of the split that a stage uses; None if it has data of its own."""
+        if stage == "predict":
+            return None if self._sources.get("predict") is not None else self._part_of("test")
+        if stage == "train":
+            return "train" if self._split.val or self._split.test else None
+        wanted = self._split.val if stage == "val" else self._split.test
+        return stage if self._sources.get(stage) is None and wanted else None
+
+    def _split_rows(self, part: Part, num_rows: int, *, has_blocks: bool) -> RowSet:
+        groups = None if self._split_by is None else self._column(self._split_by)[:num_rows]
+        strata = None if self._stratify_by is None else self._column(self._stratify_by)[:num_rows]
+        return self._split.rows(part, num_rows, has_blocks=has_blocks, groups=groups, strata=strata)
+
+    def _subset(self, rows: RowSet, num_rows: int) -> RowSet:
+        wanted = np.load(self._rows) if isinstance(self._rows, str | Path) else np.asarray(self._rows)
+        chosen = ChosenRows(wanted, num_rows)
+        if isinstance(rows, AllRows) and len(rows) == num_rows:
+            return chosen
+        everything = rows.at(np.arange(len(rows)))
+        return ChosenRows(np.intersect1d(everything, chosen.at(np.arange(len(chosen)))), num_rows)
+
+    def _label_field(self) -> str:
+        schema = self.reader("train").schema
+        found = [name for name in ("label", "labels", "y", "target") if name in schema]
+        if len(found) != 1:
+            raise ConfigError(
+                f"weights='balanced' finds no single label among the fields {list(schema)}: name it, as in "
+                "weights='balanced:FIELD'"
+            )
+        return found[0]
+
+    def _column(self, field: str) -> npt.NDArray[Any]:
+        """All values of one field of the training data."""
+        reader = self._open_column(field)
+        pieces = []
+        for start in range(0, len(reader), _READ_AT_ONCE):
+            values = reader.read(np.arange(start, min(start + _READ_AT_ONCE, len(reader))))[field]
+            pieces.append(values.numpy() if isinstance(values, torch.Tensor) else np.asarray(values))
+        column: npt.NDArray[Any] = np.concatenate(pieces)
+        if column.ndim != 1:
+            raise ConfigError(f"field {field!r} has shape {column.shape[1:]} in each row; expected one value")
+        return column
