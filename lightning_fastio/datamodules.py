@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
@@ -163,6 +163,7 @@ class FastIODataModule(LightningDataModule):
         }
         self._pin_memory: bool | Literal["auto"] = pin_memory
         self._loaders: dict[Stage, BatchLoader] = {}
+        self._hide_empty_stages()
 
     # What a subclass may override
 
@@ -198,11 +199,7 @@ class FastIODataModule(LightningDataModule):
                 self.stages.rows(each)
 
     def train_dataloader(self) -> BatchLoader:
-        """Batches to train on.
-
-        Raises:
-            ConfigError: No training data was given.
-        """
+        """Batches to train on."""
         settings = dict(self._training)
         if getattr(self.trainer, "overfit_batches", 0):
             settings["shuffle"] = "none"
@@ -211,19 +208,18 @@ class FastIODataModule(LightningDataModule):
             loader.on_epoch = partial(begin_epoch, self.trainer)
         return loader
 
-    def val_dataloader(self) -> BatchLoader | list[Any]:
-        """Batches to validate on; an empty list without validation data."""
+    def val_dataloader(self) -> BatchLoader:
+        """Batches to validate on."""
         return self._eval_loader("val")
 
-    def test_dataloader(self) -> BatchLoader | list[Any]:
-        """Batches to test on; an empty list without test data."""
+    def test_dataloader(self) -> BatchLoader:
+        """Batches to test on."""
         return self._eval_loader("test")
 
-    def predict_dataloader(self) -> BatchLoader | list[Any]:
-        """Batches to predict on; an empty list without data for it."""
+    def predict_dataloader(self) -> BatchLoader:
+        """Batches to predict on."""
         loader = self._eval_loader("predict")
-        if isinstance(loader, BatchLoader):
-            loader.batch_sampler = PlannedIndices(loader)
+        loader.batch_sampler = PlannedIndices(loader)
         return loader
 
     def teardown(self, stage: str | None = None) -> None:
@@ -256,9 +252,15 @@ class FastIODataModule(LightningDataModule):
         metadata = self.stages.any_reader().metadata
         return json.loads(metadata["classes"]) if "classes" in metadata else None
 
-    def _eval_loader(self, stage: Stage) -> BatchLoader | list[Any]:
-        if not self.stages.has(stage):
-            return []
+    def _hide_empty_stages(self) -> None:
+        """Let Lightning see no loader for a stage without data, as in a module that does not define it."""
+        stages: tuple[Stage, ...] = ("train", "val", "test", "predict")
+        for stage in stages:
+            name = f"{stage}_dataloader"
+            if not self.stages.has(stage) and getattr(type(self), name) is getattr(FastIODataModule, name):
+                setattr(self, name, MethodType(getattr(LightningDataModule, name), self))
+
+    def _eval_loader(self, stage: Stage) -> BatchLoader:
         return self._loader(stage, batch_size=self.eval_batch_size or self.batch_size, shuffle="none")
 
     def _loader(self, stage: Stage, **settings: Any) -> BatchLoader:
@@ -409,11 +411,16 @@ class _StageTransform:
         return self._module.transform_batch(batch, self._stage, **generators)
 
     def __getstate__(self) -> dict[str, Any]:
-        module = copy.copy(self._module)
+        # The Trainer, opened data and loaders stay here; `transform_batch` has no use for them.
+        stays = {
+            "trainer",
+            "stages",
+            "_loaders",
+            *(name for name in vars(self._module) if name.endswith("_dataloader")),
+        }
+        module = object.__new__(type(self._module))
+        module.__dict__.update({name: value for name, value in vars(self._module).items() if name not in stays})
         module.trainer = None
-        # Neither loaders nor opened data travel; `transform_batch` has no use for them.
-        module._loaders = {}
-        del module.stages
         return {**self.__dict__, "_module": module}
 
 

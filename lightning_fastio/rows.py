@@ -175,17 +175,17 @@ class Split:
 
     def _whole_groups(self, groups: npt.NDArray[np.generic], sizes: tuple[int, int]) -> dict[Part, Int64Array]:
         names, group_of_row, counts = np.unique(groups, return_inverse=True, return_counts=True)
-        num_parts = 1 + sum(size > 0 for size in sizes)
-        if len(names) < num_parts:
-            raise ConfigError(f"split_by has {len(names)} different values, too few for {num_parts} parts")
-        order = Permutation(len(names), self.seed).take(0, len(names))
-        sums = np.cumsum(counts[order])
-        # At least one group for each part that is asked for, and one for training.
-        val_end = _nearest(sums, sizes[0], at_least=1, at_most=len(names) - num_parts + 1) if sizes[0] else 0
-        test_end = _nearest(sums, sum(sizes), at_least=val_end + 1, at_most=len(names) - 1) if sizes[1] else val_end
-        part_of_group = np.full(len(names), 2)
-        part_of_group[order[:val_end]] = 0
-        part_of_group[order[val_end:test_end]] = 1
+        wanted = [size for size in sizes if size]
+        if len(names) <= len(wanted):
+            raise ConfigError(f"split_by has {len(names)} different values, too few for {len(wanted) + 1} parts")
+        part_of_group = np.full(len(names), _PARTS.index("train"))
+        free = list(Permutation(len(names), self.seed).take(0, len(names)))
+        for number, size in enumerate(sizes):
+            if size:
+                wanted.pop(0)
+                taken = _fill(size, free, counts, leave=len(wanted) + 1)
+                part_of_group[taken] = number
+                free = [group for group in free if part_of_group[group] == _PARTS.index("train")]
         part_of_row = part_of_group[group_of_row.ravel()]
         return {part: np.flatnonzero(part_of_row == code) for code, part in enumerate(_PARTS)}
 
@@ -214,10 +214,15 @@ def _run(part: Part, sizes: Sequence[int], num_rows: int) -> tuple[int, int]:
     return borders[number], borders[number + 1]
 
 
-def _nearest(sums: Int64Array, wanted: int, *, at_least: int, at_most: int) -> int:
-    """How many groups make up a number of rows most nearly."""
-    number = int(np.argmin(np.abs(sums - wanted))) + 1
-    return min(max(number, at_least), at_most)
+def _fill(size: int, groups: Sequence[int], counts: Int64Array, *, leave: int) -> list[int]:
+    """Groups, in the given order, each of which brings the number of rows nearer to ``size``; one at least."""
+    taken: list[int] = []
+    rows = 0
+    for group in groups:
+        if len(taken) < len(groups) - leave and abs(rows + counts[group] - size) < abs(rows - size):
+            taken.append(group)
+            rows += int(counts[group])
+    return taken or [min(groups, key=lambda group: int(counts[group]))]
 
 
 def balanced_weights(labels: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
