@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
+from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.tuner.tuning import Tuner
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -231,12 +231,10 @@ def test_resume_after_an_exception_in_the_step(tmp_path: Path) -> None:
 
     failed, resumed, whole = Recorder(), Recorder(), Recorder()
     failed.fail_at = 9
-    saver = ModelCheckpoint(tmp_path, filename="last", every_n_train_steps=3, save_on_train_epoch_end=False)
+    saver = SaveAt(tmp_path / "a.ckpt", "on_train_batch_end", 9)
     with pytest.raises(RuntimeError, match="the step fails"):
-        trainer(tmp_path, enable_checkpointing=True, callbacks=[saver]).fit(failed, data())
-    again = ModelCheckpoint(tmp_path / "again", every_n_train_steps=3, save_on_train_epoch_end=False)
-    run = trainer(tmp_path, enable_checkpointing=True, callbacks=[again])
-    run.fit(resumed, data(), ckpt_path=tmp_path / "last.ckpt")
+        trainer(tmp_path, callbacks=[saver]).fit(failed, data())
+    trainer(tmp_path).fit(resumed, data(), ckpt_path=tmp_path / "a.ckpt")
     trainer(tmp_path).fit(whole, data())
     assert resumed.seen["train"] == whole.seen["train"][9:]
     assert [thread for thread in threading.enumerate() if thread.name.startswith("fastio")] == []
