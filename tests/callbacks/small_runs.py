@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fastio.callbacks import memory
-from lightning_fastio.callbacks.device_memory import GIB, DeviceReading
+from lightning_fastio.callbacks.memory import callback
+from lightning_fastio.callbacks.memory.allocator import GIB, DeviceReading
 
 QUIET = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
@@ -121,7 +121,7 @@ class RecordingMemory:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> RecordingMemory:
         """Take the place of the device of the next run."""
-        monkeypatch.setattr(memory, "open_device_memory", lambda device: self)
+        monkeypatch.setattr(callback, "open_device_memory", lambda device: self)
         return self
 
 

@@ -41,7 +41,7 @@ def install_precision(trainer: Trainer, choice: PrecisionChoice | None) -> Preci
                 f"with {type(present).__name__}({present.precision!r}). Set the precision in one of the two places."
             )
         return None
-    if wanted in (None, "32"):
+    if wanted is None or wanted == "32":
         return None
     device_type = strategy.root_device.type
     if wanted == "16-mixed" and device_type == "cpu":

@@ -7,6 +7,7 @@ memory back, which cannot be done without.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, Protocol
 
@@ -60,8 +61,20 @@ class DeviceMemory(Protocol):
         """Give unused memory of this device back. Synchronises."""
         ...
 
+    def free_bytes(self) -> int:
+        """Memory of the device that nobody holds. Asks the driver."""
+        ...
+
     def segments(self) -> list[dict[str, Any]]:
         """Everything the allocator holds, as `torch.cuda.memory_snapshot` describes it."""
+        ...
+
+    def record_history(self, max_entries: int | None) -> None:
+        """Remember the stack of the last ``max_entries`` allocations; None stops."""
+        ...
+
+    def save_history(self, path: Path) -> None:
+        """Write what is remembered, for https://pytorch.org/memory_viz."""
         ...
 
 
@@ -94,7 +107,21 @@ class CudaMemory:
 
     def segments(self) -> list[dict[str, Any]]:
         index = self._device.index
-        return [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == index]
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return [segment for segment in segments if segment["device"] == index]
+
+    def free_bytes(self) -> int:
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def record_history(self, max_entries: int | None) -> None:
+        # Documented under these names by "Understanding CUDA Memory Usage" in torch's manual.
+        if max_entries is None:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        else:
+            torch.cuda.memory._record_memory_history(max_entries=max_entries)
+
+    def save_history(self, path: Path) -> None:
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
 
 def open_device_memory(device: torch.device) -> DeviceMemory | None:
