@@ -6,12 +6,17 @@ Checked against Lightning 2.4, 2.5 and 2.6.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import overload
+from functools import partial
+from typing import Any, cast, overload
 
+from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch import Trainer
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from lightning_fastio.loader import BatchLoader
 
@@ -54,6 +59,8 @@ class _RowsOfBatches(Sequence[list[int]]):
 def begin_epoch(trainer: Trainer) -> None:
     """Bring the fit loop in step with its loaders at the start of an epoch, before the first batch.
 
+    - A checkpoint that is saved inside a step, or after an exception in it, counts the batch of that step as not
+      yet seen.
     - Loader states of a checkpoint that were left waiting, because `estimated_stepping_batches` built the loaders
       before the checkpoint was read (Lightning #20550), are loaded now.
     - An epoch that goes on with another batch size has another number of batches than the one after it, but the
@@ -63,6 +70,8 @@ def begin_epoch(trainer: Trainer) -> None:
     combined = loop._combined_loader
     if combined is None or combined._iterator is None or not trainer.training:
         return
+    if "_state_dicts" not in vars(combined):
+        combined._state_dicts = partial(_states_of_consumed, loop, combined)  # type: ignore[method-assign]
     if loop.restarting and loop._combined_loader_states_to_load:
         loop._load_combined_loader_states()
     limits = [
@@ -80,6 +89,18 @@ def begin_epoch(trainer: Trainer) -> None:
         loop._data_fetcher.length = len(combined)
     if isinstance(trainer.val_check_interval, float):
         trainer.val_check_batch = max(1, int(loop.max_batches * trainer.val_check_interval))
+
+
+def _states_of_consumed(loop: _FitLoop, combined: CombinedLoader) -> list[dict[str, Any]]:
+    """Loader states after the batches whose steps are done; Lightning's own count those that were fetched."""
+    fetched = 0 if loop._data_fetcher is None else loop._data_fetcher.fetched
+    done = cast(_ProcessedTracker, loop.epoch_loop.batch_progress.current).processed
+    ahead = max(0, fetched - done)
+    return [
+        loader.state_dict_before(ahead) if isinstance(loader, BatchLoader) else loader.state_dict()
+        for loader in combined.flattened
+        if isinstance(loader, _Stateful)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -196,13 +196,20 @@ class BatchLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: what was delivered, not what was read ahead. The same on every rank."""
+        return self.state_dict_before(0)
+
+    def state_dict_before(self, num_batches: int) -> dict[str, Any]:
+        """Where the loader stood before it delivered the last ``num_batches`` batches of this pass."""
+        legs = self._legs
+        if legs:
+            legs = (*legs[:-1], replace(legs[-1], num_batches=max(0, legs[-1].num_batches - num_batches)))
         return {
             "version": 1,
             "seed": self.plan.seed,
             "shuffle": self.plan.shuffle,
             "epoch": self._epoch_number,
             "repeat": self._repeat,
-            "legs": [[*asdict(leg.setting).values(), leg.num_batches] for leg in self._legs],
+            "legs": [[*asdict(leg.setting).values(), leg.num_batches] for leg in legs],
             "data": self.reader.fingerprint,
             "rows": self.plan.rows.fingerprint,
         }

@@ -225,6 +225,34 @@ def test_resume_after_the_stepping_batches_were_asked_for(tmp_path: Path) -> Non
     assert resumed.seen["train"] == whole.seen["train"][5:]
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_checkpoint_inside_a_step_or_after_its_exception_keeps_the_batch(tmp_path: Path, num_workers: int) -> None:
+    class SavesInside(Recorder):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if len(self.seen["train"]) == 8:
+                self.trainer.save_checkpoint(tmp_path / "inside.ckpt")
+            return super().training_step(batch, batch_idx)
+
+    def data() -> MemoryDataModule:
+        return MemoryDataModule(train="100", batch_size=8, shuffle="global", num_workers=num_workers)
+
+    whole = Recorder()
+    trainer(tmp_path).fit(whole, data())
+    failed = SavesInside()
+    failed.fail_at = 9
+
+    class Keep(Callback):
+        def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+            trainer.save_checkpoint(tmp_path / "failed.ckpt")
+
+    with pytest.raises(RuntimeError, match="the step fails"):
+        trainer(tmp_path, callbacks=[Keep()]).fit(failed, data())
+    for name, done in (("inside", 8), ("failed", 9)):
+        resumed = Recorder()
+        trainer(tmp_path).fit(resumed, data(), ckpt_path=tmp_path / f"{name}.ckpt")
+        assert resumed.seen["train"] == whole.seen["train"][done:]
+
+
 def test_resume_after_an_exception_in_the_step(tmp_path: Path) -> None:
     def data() -> MemoryDataModule:
         return MemoryDataModule(train="100", batch_size=8, shuffle="global", num_workers=2)
