@@ -99,7 +99,7 @@ class Plan:
         """
         setting = Setting("contiguous" if self.by_blocks else "striped", world_size, batch_size, drop_last, pad_last)
         # Windows of blocks were cut for the ranks that the epoch began with.
-        num_parts = done[0].setting.world_size if done else world_size
+        num_parts = (done[0].setting.world_size if done else world_size) if self.by_blocks else 1
         return Epoch(self._order(number, repeat, num_parts), setting, rank, done)
 
     def _order(self, number: int, repeat: int, num_parts: int) -> Order:
@@ -144,6 +144,28 @@ class Plan:
             self.window_rows,
         )
         return "block"
+
+
+def class_imbalance(order: Order, batch_size: int, *, num_classes: int = 10, num_batches: int = 200) -> float:
+    """How far the batches of an order are from holding every class equally, if the rows were sorted by class.
+
+    The mean total variation distance between a batch and the whole: 0 is perfect, and a uniform shuffle has about
+    ``sqrt(num_classes / (2 pi batch_size))``, since batches are small. Sorted rows are the worst case for a block
+    shuffle: a window of ``n`` blocks is as good as a uniform batch of ``n`` rows, and a batch out of it a little less.
+
+    Args:
+        order: The order to judge.
+        batch_size: Rows of a batch.
+        num_classes: Number of equally large classes.
+        num_batches: Batches to look at, evenly spread over the epoch.
+    """
+    last_start = max(0, order.size - batch_size)
+    distances = []
+    for start in np.linspace(0, last_start, min(num_batches, last_start // batch_size + 1), dtype=np.int64):
+        indices = order.take(int(start), min(int(start) + batch_size, order.size))
+        share = np.bincount(indices * num_classes // order.size, minlength=num_classes) / len(indices)
+        distances.append(np.abs(share - 1 / num_classes).sum() / 2)
+    return float(np.mean(distances))
 
 
 def _as_weights(weights: npt.ArrayLike | None, num_rows: int) -> npt.NDArray[np.float64] | None:
