@@ -104,6 +104,8 @@ class RecordingMemory:
     def __init__(self, *readings: DeviceReading) -> None:
         self.readings = list(readings)
         self.calls: list[str] = []
+        self.free = 0
+        self.blocks: list[dict[str, Any]] = []
 
     def read(self) -> DeviceReading:
         self.calls.append("read")
@@ -113,7 +115,16 @@ class RecordingMemory:
         self.calls.append("empty_cache")
 
     def segments(self) -> list[dict[str, Any]]:
-        return []
+        return [{"blocks": self.blocks}]
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def record_history(self, max_entries: int | None) -> None:
+        self.calls.append(f"record_history {max_entries}")
+
+    def save_history(self, path: Path) -> None:
+        self.calls.append(f"save_history {path}")
 
     @property
     def num_emptied(self) -> int:

@@ -9,27 +9,27 @@ from typing import Any
 import torch
 
 
-def tensors_of(batch: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a batch, whatever its structure, with their keys and positions as names.
+def tensors_of(batch: Any, name: str = "batch") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a batch, whatever its structure, named by the Python that gets them, such as ``batch['x']``.
 
     Args:
         batch: A tensor, or any nesting of mappings, sequences, dataclasses and named tuples; the rest is passed over.
         name: Name of ``batch`` itself.
     """
     if isinstance(batch, torch.Tensor):
-        yield name or "batch", batch
-        return
-    if isinstance(batch, Mapping):
-        parts = [(str(key), value) for key, value in batch.items()]
+        yield name, batch
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from tensors_of(value, f"{name}[{key!r}]")
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        parts = [(field.name, getattr(batch, field.name)) for field in dataclasses.fields(batch)]
+        for field in dataclasses.fields(batch):
+            yield from tensors_of(getattr(batch, field.name), f"{name}.{field.name}")
+    elif isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        for key, value in zip(batch._fields, batch, strict=True):
+            yield from tensors_of(value, f"{name}.{key}")
     elif isinstance(batch, (list, tuple)):
-        keys = getattr(batch, "_fields", range(len(batch)))
-        parts = [(str(key), value) for key, value in zip(keys, batch, strict=True)]
-    else:
-        return
-    for key, value in parts:
-        yield from tensors_of(value, f"{name}.{key}" if name else key)
+        for position, value in enumerate(batch):
+            yield from tensors_of(value, f"{name}[{position}]")
 
 
 def describe(tensor: torch.Tensor) -> str:

@@ -55,8 +55,8 @@ def host_limit_bytes(root: Path = Path("/")) -> int | None:
 class GrowthWatch:
     """Notices memory that only ever grows.
 
-    Caches and allocators grow and then level off. What is reported rose in every one of the last eight samples, at
-    least as fast in the later half of the run as in the earlier one.
+    Caches and allocators grow and then level off. What is reported rose in every one of the last eight samples,
+    and in the later half of the run at least half as fast as in the earlier one.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
@@ -86,9 +86,9 @@ class GrowthWatch:
             return None
         held = [num_bytes for _, num_bytes in self._samples]
         middle = _NUM_SAMPLES // 2
-        early, late = held[middle] - held[0], held[-1] - held[middle]
+        early, late = held[middle - 1] - held[0], held[-1] - held[middle]
         rises = all(after > before for before, after in zip(held[middle:-1], held[middle + 1 :], strict=True))
-        if not rises or late < early or early + late < MIN_GROWTH_BYTES:
+        if not rises or late < early / 2 or held[-1] - held[0] < MIN_GROWTH_BYTES:
             return None
         return self._describe(late / (self._samples[-1][0] - self._samples[middle][0]))
 
