@@ -12,7 +12,6 @@ import pytest
 from lightning_fastio.callbacks.memory.host import (
     GIB,
     GrowthWatch,
-    host_limit_bytes,
     read_host_memory,
     shared_memory_use,
 )
@@ -96,19 +95,6 @@ def test_processes_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     reading = read_host_memory(tmp_path)
     page = os.sysconf("SC_PAGE_SIZE")
     assert (reading.private_bytes, reading.mapped_bytes) == (20 * page, 10 * page)
-
-
-def test_the_limit_is_that_of_the_cgroup_where_it_is_less(tmp_path: Path) -> None:
-    assert host_limit_bytes(tmp_path) is None
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal:       1000 kB\nMemFree: 5 kB\n")
-    assert host_limit_bytes(tmp_path) == 1000 * 1024
-    cgroup = tmp_path / "sys/fs/cgroup"
-    cgroup.mkdir(parents=True)
-    (cgroup / "memory.max").write_text("max\n")
-    assert host_limit_bytes(tmp_path) == 1000 * 1024
-    (cgroup / "memory.max").write_text("4096\n")
-    assert host_limit_bytes(tmp_path) == 4096
 
 
 def test_shared_memory_is_named_with_its_size(tmp_path: Path) -> None:

@@ -41,17 +41,6 @@ def read_host_memory(proc: Path = Path("/proc")) -> HostReading:
     return HostReading(private, mapped)
 
 
-def host_limit_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that this process may use: the machine's, or the cgroup's where that is less; None if unknown."""
-    lines = _read(root / "proc/meminfo").splitlines()
-    limits = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")]
-    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = _read(root / name).strip()
-        if text.isdigit():
-            limits.append(int(text))
-    return min(limits, default=None)
-
-
 class GrowthWatch:
     """Notices memory that only ever grows.
 
@@ -115,10 +104,3 @@ def shared_memory_use(path: str = "/dev/shm") -> str:
     total = status.f_blocks * status.f_frsize
     used = total - status.f_bfree * status.f_frsize
     return f"{path} holds {used / GIB:.2f} of {total / GIB:.2f} GiB"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from lightning_fastio.allowance import memory_allowance
 from lightning_fastio.callbacks.memory.allocator import GIB, DeviceMemory, DeviceReading
 from lightning_fastio.callbacks.memory.batch_fields import describe, num_bytes, num_samples, tensors_of
-from lightning_fastio.callbacks.memory.host import host_limit_bytes, read_host_memory, shared_memory_use
+from lightning_fastio.callbacks.memory.host import read_host_memory, shared_memory_use
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": GIB}
 _NUM_LARGEST = 5
@@ -68,7 +69,7 @@ def device_report(
 
 def host_report(where: str, batch: Any) -> str:
     """Explain an out-of-memory error of the host."""
-    reading, limit = read_host_memory(), host_limit_bytes()
+    reading, limit = read_host_memory(), memory_allowance()
     of_limit = "" if limit is None else f" of {limit / GIB:.2f}"
     return "\n".join(
         [

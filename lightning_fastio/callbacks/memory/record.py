@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from lightning_fastio.allowance import memory_allowance
 from lightning_fastio.callbacks.memory.allocator import GIB, CacheKeeper, DeviceMemory, DeviceReading
-from lightning_fastio.callbacks.memory.host import GrowthWatch, host_limit_bytes, read_host_memory, shared_memory_use
+from lightning_fastio.callbacks.memory.host import GrowthWatch, read_host_memory, shared_memory_use
 
 
 class MemoryRecord:
@@ -17,7 +18,7 @@ class MemoryRecord:
         self._peak_step = 0
         self._host_peak_bytes = 0
         self._host_bytes = 0
-        self._growth: GrowthWatch | None = GrowthWatch(host_limit_bytes())
+        self._growth: GrowthWatch | None = GrowthWatch(memory_allowance())
 
     def look(self, step: int) -> dict[str, float]:
         """Read device and host memory, without synchronising.
