@@ -6,13 +6,16 @@ follows which rows are left, for any new batch size and number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import accumulate, chain
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from lightning_fastio.order import Int64Array, Order, cut
+from lightning_fastio.order import Int64Array, Order, part
 
 Span: TypeAlias = tuple[int, int]
 """First position, and the one after the last."""
@@ -64,13 +67,14 @@ class Epoch:
             done: What was read before, oldest first.
         """
         self._order = order
-        self._rank = rank
         left: list[Span] = [(0, order.size)]
         same_setting = bool(done) and done[-1].setting == setting
         self._past = tuple(done[:-1] if same_setting else done)
         for leg in self._past:
             left = _Deal(left, leg.setting).left_after(leg.num_batches)
         self._deal = _Deal(left, setting)
+        # Asked for twice: when rows are announced, and when they are read.
+        self._spans = lru_cache(maxsize=512)(partial(self._deal.spans, rank=rank))
         self._setting = setting
         self.start = done[-1].num_batches if same_setting else 0
         """The number of the first batch to read; those before it were read in an earlier run."""
@@ -91,14 +95,22 @@ class Epoch:
 
     def indices(self, batch: int) -> Int64Array:
         """Indices of the row set that make up a batch."""
-        pieces = [self._order.take(*span) for span in self._deal.spans(batch, self._rank)]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        return self.indices_of(range(batch, batch + 1))[0]
+
+    def indices_of(self, batches: range) -> list[Int64Array]:
+        """Indices of several batches, cheaper than one by one where they follow each other."""
+        spans = [self._spans(batch) for batch in batches]
+        sizes = [sum(stop - start for start, stop in of_batch) for of_batch in spans]
+        pieces = [self._order.take(start, stop) for start, stop in _joined(chain.from_iterable(spans))]
+        indices = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        ends = accumulate(sizes)
+        return [indices[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
     def ahead(self, batch: int) -> Int64Array | None:
         """Indices whose blocks should begin to decode when a batch is read; None where blocks play no part."""
         found = [
             self._order.ahead(*span, first=batch == self.start and number == 0)
-            for number, span in enumerate(self._deal.spans(batch, self._rank))
+            for number, span in enumerate(self._spans(batch))
         ]
         announced = [indices for indices in found if indices is not None]
         return np.concatenate(announced) if announced else None
@@ -106,6 +118,17 @@ class Epoch:
     def legs_after(self, batch: int) -> tuple[Leg, ...]:
         """The state once the batches before number ``batch`` are done."""
         return (*self._past, Leg(self._setting, batch))
+
+
+def _joined(spans: Iterable[Span]) -> list[Span]:
+    """Spans that follow each other as one."""
+    joined: list[Span] = []
+    for start, stop in spans:
+        if joined and joined[-1][1] == start:
+            joined[-1] = joined[-1][0], stop
+        else:
+            joined.append((start, stop))
+    return joined
 
 
 class _Deal:
@@ -118,10 +141,9 @@ class _Deal:
 
     def __init__(self, left: Sequence[Span], setting: Setting) -> None:
         self._left = [span for span in left if span[0] < span[1]]
-        self._offsets = np.cumsum([0] + [stop - start for start, stop in self._left])
-        self._size = int(self._offsets[-1])
+        self._offsets = list(accumulate((stop - start for start, stop in self._left), initial=0))
+        self._size = self._offsets[-1]
         self._setting = setting
-        self._parts = cut(self._size, setting.world_size)
         self._repeats = 0 < self._size < setting.world_size and not setting.drop_last
         self.num_batches = self._count()
 
@@ -171,11 +193,10 @@ class _Deal:
         size, world_size = self._setting.batch_size, self._setting.world_size
         if self._setting.cut == "contiguous":
             first, end = self._part(rank)
-            start, stop = self._tail(batch, first, end, size, 1)
-            return start, stop
+            return self._tail(batch, first, end, size, 1)
         start, stop = self._tail(batch, 0, self._size, size * world_size, world_size)
-        slices = start + cut(stop - start, world_size)
-        return int(slices[rank]), int(slices[rank + 1])
+        first, end = part(stop - start, world_size, rank)
+        return start + first, start + end
 
     def _tail(self, batch: int, first: int, end: int, size: int, least: int) -> Span:
         """A batch of ``size`` out of ``first`` to ``end``; the last gets ``least`` at least, from the one before."""
@@ -188,14 +209,14 @@ class _Deal:
         return start, min(stop, last_start)
 
     def _part(self, rank: int) -> Span:
-        return int(self._parts[rank]), int(self._parts[rank + 1])
+        return part(self._size, self._setting.world_size, rank)
 
     def _positions(self, start: int, stop: int) -> list[Span]:
         """Positions of the epoch behind a run of those that are left."""
         spans: list[Span] = []
-        piece = int(np.searchsorted(self._offsets, start, side="right")) - 1
+        piece = bisect_right(self._offsets, start) - 1
         while start < stop:
-            offset = start - int(self._offsets[piece])
+            offset = start - self._offsets[piece]
             first, last = self._left[piece]
             length = min(stop - start, last - first - offset)
             spans.append((first + offset, first + offset + length))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
@@ -22,13 +23,16 @@ from lightning_fastio.plan import AHEAD_BYTES, Plan, Shuffle
 from lightning_fastio.rows import AllRows, ChosenRows, RowSet
 from lightning_fastio.workers import (
     InlineWorkers,
-    MakeTask,
+    MakeTasks,
     ProcessWorkers,
     TaskSampler,
     ThreadWorkers,
     Workers,
     make_process_loader,
 )
+
+_GROUP_BYTES = 8 << 20
+"""Batches that are smaller than this are read several at a time."""
 
 
 @dataclass
@@ -155,7 +159,10 @@ class BatchLoader:
         self._tasks = TaskSampler()
         self._epoch_number = 0
         self._repeat = 0
-        self._legs: tuple[Leg, ...] = ()
+        self._position: tuple[Epoch, int] | None = None
+        """The epoch that is being read and the number of the next batch to deliver."""
+        self._resumed: tuple[Leg, ...] = ()
+        """What was read of the epoch in earlier runs, as long as this one has delivered nothing."""
         self._started = False
         self._workers: weakref.ref[Workers] | None = None
 
@@ -178,7 +185,7 @@ class BatchLoader:
             drop_last=self.drop_last,
             pad_last=self.pad_last,
             repeat=self._repeat,
-            done=self._legs,
+            done=self._legs(),
         )
 
     def rows_of(self, batch: int) -> list[int]:
@@ -188,9 +195,9 @@ class BatchLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the loader already stands inside it after `load_state_dict`."""
-        resumed = epoch == self._epoch_number and self._legs and not self._started
-        if not resumed:
-            self._epoch_number, self._repeat, self._legs, self._started = epoch, 0, (), False
+        if epoch != self._epoch_number or self._started or not self._resumed:
+            self._epoch_number, self._repeat = epoch, 0
+            self._go_to(())
         if self.on_epoch is not None:
             self.on_epoch()
 
@@ -200,7 +207,7 @@ class BatchLoader:
 
     def state_dict_before(self, num_batches: int) -> dict[str, Any]:
         """Where the loader stood before it delivered the last ``num_batches`` batches of this pass."""
-        legs = self._legs
+        legs = self._legs()
         if legs:
             legs = (*legs[:-1], replace(legs[-1], num_batches=max(0, legs[-1].num_batches - num_batches)))
         return {
@@ -235,8 +242,7 @@ class BatchLoader:
                     f"rows not yet seen cannot be told: {remedy}"
                 )
         self._epoch_number, self._repeat = state["epoch"], state["repeat"]
-        self._legs = tuple(Leg(Setting(*setting), num_batches) for *setting, num_batches in state["legs"])
-        self._started = False
+        self._go_to(tuple(Leg(Setting(*setting), num_batches) for *setting, num_batches in state["legs"]))
 
     def resize(self, num_workers: int) -> None:
         """Change the number of reader threads, also in the middle of an epoch; the batches stay the same."""
@@ -261,17 +267,21 @@ class BatchLoader:
     def _begin(self) -> tuple[Epoch, Workers]:
         """Start an epoch: the next pass if this one was begun before, else where the loader stands."""
         if self._started:
-            self._repeat, self._legs = self._repeat + 1, ()
+            self._repeat += 1
+            self._go_to(())
         self._started = True
         epoch = self.epoch()
-        make_task = self._task_maker(epoch)
+        make_tasks = self._task_maker(epoch)
         start, stop = epoch.start, epoch.num_batches
         workers: Workers
         if self.num_workers == 0:
-            workers = InlineWorkers(self._fetcher, make_task, start, stop)
+            workers = InlineWorkers(self._fetcher, make_tasks, start, stop)
         elif self.worker_type == "thread":
             ahead = self.num_workers * self.prefetch_factor
-            workers = ThreadWorkers(self._fetcher, make_task, start, stop, num_threads=self.num_workers, ahead=ahead)
+            group = max(1, min(_GROUP_BYTES // self._batch_bytes(), 64))
+            workers = ThreadWorkers(
+                self._fetcher, make_tasks, start, stop, num_threads=self.num_workers, ahead=ahead, group=group
+            )
         else:
             if self._process_loader is None:
                 self._process_loader = make_process_loader(
@@ -283,41 +293,51 @@ class BatchLoader:
                     context=self.multiprocessing_context,
                     pin_memory=self.pin_memory,
                 )
-            workers = ProcessWorkers(self._process_loader, self._tasks, make_task, start, stop)
+            workers = ProcessWorkers(self._process_loader, self._tasks, make_tasks, start, stop)
         # The iteration owns its workers: they stop when it is dropped half-way.
         self._workers = weakref.ref(workers)
         return epoch, workers
 
-    def _task_maker(self, epoch: Epoch) -> MakeTask:
+    def _task_maker(self, epoch: Epoch) -> MakeTasks:
         """Row numbers of batches; asking for one also announces those that come later to the reader."""
         # Nothing here refers to the loader: reader threads hold this function, and must not keep the loader alive.
         reader, plan, rank = self.reader, self.plan, self._ranks()[0]
         keys = (plan.seed, self._epoch_number, self._repeat, rank)
         has_transform = self._fetcher.has_transform
         in_this_process = self.worker_type == "thread" or self.num_workers == 0
-        batch_bytes = max(1, reader.schema.row_bytes * self.batch_size)
-        ahead = min(max(4, AHEAD_BYTES // batch_bytes), 64)
+        ahead = min(max(4, AHEAD_BYTES // self._batch_bytes()), 64)
 
-        def announce(batch: int) -> None:
+        def announce(batches: range) -> None:
             if plan.by_blocks:
-                soon = epoch.ahead(batch)
-                if soon is not None:
-                    reader.will_need(plan.rows.at(soon))
-                return
-            first = epoch.start + 1 if batch == epoch.start else batch + ahead
-            for later in range(first, min(batch + ahead + 1, epoch.num_batches)):
-                reader.will_need(plan.rows.at(epoch.indices(later)))
+                soon = [indices for batch in batches if (indices := epoch.ahead(batch)) is not None]
+            else:
+                first = batches.stop if batches.start == epoch.start else batches.start + ahead
+                later = range(first, min(batches.stop + ahead, epoch.num_batches))
+                soon = epoch.indices_of(later) if later else []
+            if soon:
+                reader.will_need(plan.rows.at(np.concatenate(soon)))
 
-        def make_task(batch: int) -> Task:
+        def make_tasks(batches: range) -> list[Task]:
             if in_this_process:
-                announce(batch)
-            number = epoch.num_past_batches + batch
-            return Task(plan.rows.at(epoch.indices(batch)), seed_from(*keys, number) if has_transform else 0)
+                announce(batches)
+            seeds = [seed_from(*keys, epoch.num_past_batches + batch) if has_transform else 0 for batch in batches]
+            rows = map(plan.rows.at, epoch.indices_of(batches))
+            return [Task(*task) for task in zip(rows, seeds, strict=True)]
 
-        return make_task
+        return make_tasks
 
-    def _delivered(self, epoch: Epoch, batch: int) -> None:
-        self._legs = epoch.legs_after(batch + 1)
+    def _go_to(self, legs: tuple[Leg, ...]) -> None:
+        self._resumed, self._position, self._started = legs, None, False
+
+    def _legs(self) -> tuple[Leg, ...]:
+        """What was delivered of the present epoch."""
+        if self._position is None:
+            return self._resumed
+        epoch, batch = self._position
+        return epoch.legs_after(batch)
+
+    def _batch_bytes(self) -> int:
+        return max(1, self.reader.schema.row_bytes * self.batch_size)
 
     def _ranks(self) -> tuple[int, int]:
         if self.world_size is not None:
@@ -351,8 +371,8 @@ class _Iteration:
         stats.num_rows += fetched.num_rows
         stats.read_s += fetched.read_s
         stats.transform_s += fetched.transform_s
-        self._loader._delivered(self._epoch, self._batch)
         self._batch += 1
+        self._loader._position = self._epoch, self._batch
         return fetched.batch
 
 

@@ -20,6 +20,9 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 _CHUNK = 1 << 14
 """Positions computed at a time: small enough for the CPU's cache, large enough to hide NumPy's cost a call."""
 
+_CHUNKS_KEPT = 24
+"""Chunks kept: those between the rows that are announced and the rows that are read, for several threads."""
+
 
 class Order(Protocol):
     """Positions of an epoch to indices of a row set."""
@@ -58,7 +61,8 @@ class GlobalShuffle:
 
     def __init__(self, size: int, key: int) -> None:
         self.size = size
-        self._take = _chunked(Permutation(size, key).take, size)
+        permutation = Permutation(size, key)
+        self._take = permutation.take if permutation.is_table else _chunked(permutation.take, size)
 
     def take(self, start: int, stop: int) -> Int64Array:
         return self._take(start, stop)
@@ -158,7 +162,7 @@ class Windows:
             index_at: Gives the indices of the row set at positions.
         """
         size = int(edges[-1])
-        borders = cut(size, num_parts)
+        borders = np.array([0] + [part(size, num_parts, number)[1] for number in range(num_parts)])
         edges = np.union1d(edges, borders)
         starts = [0]
         while starts[-1] < size:
@@ -193,16 +197,16 @@ class Windows:
         return self._index_at(self._edges[begin:end])
 
 
-def cut(size: int, num_parts: int) -> Int64Array:
-    """Borders of ``num_parts`` parts of ``range(size)`` whose lengths differ by one at most."""
-    part = np.arange(num_parts + 1)
-    # Not size * part // num_parts, which overflows for large sizes.
-    return part * (size // num_parts) + np.minimum(part, size % num_parts)
+def part(size: int, num_parts: int, number: int) -> tuple[int, int]:
+    """Start and end of one of ``num_parts`` parts of ``range(size)`` whose lengths differ by one at most."""
+    length, longer = divmod(size, num_parts)
+    start = number * length + min(number, longer)
+    return start, start + length + (number < longer)
 
 
 def _chunked(compute: Callable[[int, int], Int64Array], size: int) -> Callable[[int, int], Int64Array]:
     """The same function, computed in whole aligned chunks of which the last few are kept."""
-    chunk_at: Callable[[int], Int64Array] = lru_cache(maxsize=8)(
+    chunk_at: Callable[[int], Int64Array] = lru_cache(maxsize=_CHUNKS_KEPT)(
         lambda index: compute(index * _CHUNK, min((index + 1) * _CHUNK, size))
     )
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -14,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lightning_fastio.errors import ConfigError
 from lightning_fastio.fetch import BatchFetcher, Fetched, Task
 
-MakeTask = Callable[[int], Task]
-"""Gives the task with a number; may be called from any thread, each number once and in rising order."""
+MakeTasks: TypeAlias = Callable[[range], list[Task]]
+"""Gives the tasks with some numbers; may be called from any thread."""
 
 
 class Workers(Protocol):
@@ -31,16 +34,16 @@ class Workers(Protocol):
 class InlineWorkers:
     """Fetches each batch in the calling thread when it is asked for."""
 
-    def __init__(self, fetcher: BatchFetcher, make_task: MakeTask, start: int, stop: int) -> None:
+    def __init__(self, fetcher: BatchFetcher, make_tasks: MakeTasks, start: int, stop: int) -> None:
         self._fetcher = fetcher
-        self._make_task = make_task
+        self._make_tasks = make_tasks
         self._next, self._stop = start, stop
 
     def __next__(self) -> Fetched:
         if self._next >= self._stop:
             raise StopIteration
         self._next += 1
-        return self._fetcher(self._make_task(self._next - 1))
+        return self._fetcher(self._make_tasks(range(self._next - 1, self._next))[0])
 
     def close(self) -> None:
         self._next = self._stop
@@ -54,122 +57,136 @@ class ThreadWorkers:
     """
 
     def __init__(
-        self, fetcher: BatchFetcher, make_task: MakeTask, start: int, stop: int, *, num_threads: int, ahead: int
+        self,
+        fetcher: BatchFetcher,
+        make_tasks: MakeTasks,
+        start: int,
+        stop: int,
+        *,
+        num_threads: int,
+        ahead: int,
+        group: int = 1,
     ) -> None:
         """Start.
 
         Args:
             fetcher: Does the work.
-            make_task: Gives the tasks.
+            make_tasks: Gives the tasks.
             start: Number of the first task.
             stop: Number after the last task.
             num_threads: Threads at first.
-            ahead: Finished or running batches at most, beyond the one that the caller holds.
+            ahead: Groups that are finished or under way at most, beyond the one that the caller holds.
+            group: Tasks that are fetched by one read, where batches are so small that handing them over would cost
+                more than reading them.
         """
-        self._shared = _Shared(fetcher, make_task, start, stop, num_threads, ahead)
-        # Threads refer to the shared state only, so that an iterator which is dropped half-way can be collected.
-        self._finalizer = weakref.finalize(self, self._shared.close)
-        self._shared.start_threads()
+        self._groups = [range(first, min(first + group, stop)) for first in range(start, stop, group)]
+        self._num_ordered = 0
+        self._num_taken = 0
+        self._ahead = ahead
+        self._finished: dict[int, list[Fetched | BaseException]] = {}
+        self._current: deque[Fetched | BaseException] = deque()
+        self._crew = _Crew(fetcher, make_tasks, self._groups)
+        # Threads refer to the crew only, so that an iteration which is dropped half-way can be collected.
+        self._finalizer = weakref.finalize(self, self._crew.dismiss)
+        self._order()
+        self._crew.resize(num_threads)
 
     def __next__(self) -> Fetched:
-        return self._shared.take()
-
-    def resize(self, num_threads: int, ahead: int) -> None:
-        """Change the number of threads and the look-ahead while running; order and results stay the same."""
-        self._shared.resize(num_threads, ahead)
-
-    def close(self) -> None:
-        self._finalizer()
-
-
-class _Shared:
-    """What the threads of one `ThreadWorkers` and its owner share; every field is guarded by ``changed``."""
-
-    def __init__(
-        self, fetcher: BatchFetcher, make_task: MakeTask, start: int, stop: int, num_threads: int, ahead: int
-    ) -> None:
-        self._fetcher = fetcher
-        self._make_task = make_task
-        self._next_task = start
-        self._next_result = start
-        self._stop = stop
-        self._num_threads = num_threads
-        self._ahead = ahead
-        self._results: dict[int, Fetched | BaseException] = {}
-        self._threads: list[threading.Thread] = []
-        self._changed = threading.Condition()
-
-    def start_threads(self) -> None:
-        with self._changed:
-            while len(self._threads) < self._num_threads:
-                thread = threading.Thread(
-                    target=self._run, args=(len(self._threads),), name=f"fastio-read-{len(self._threads)}", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
-
-    def take(self) -> Fetched:
-        with self._changed:
-            if self._next_result >= self._stop:
-                raise StopIteration
-            while self._next_result not in self._results:
-                self._changed.wait()
-                if self._next_result >= self._stop:
-                    raise StopIteration
-            result = self._results.pop(self._next_result)
-            self._next_result += 1
-            self._changed.notify_all()
+        if not self._current:
+            self._current.extend(self._take_group())
+        result = self._current.popleft()
         if isinstance(result, BaseException):
             self.close()
             raise result
-        if self._next_result >= self._stop:
+        if not self._current and self._num_taken == len(self._groups):
             self.close()
         return result
 
     def resize(self, num_threads: int, ahead: int) -> None:
-        with self._changed:
-            self._num_threads, self._ahead = num_threads, ahead
-            # Threads whose number is too high leave by themselves; their places can be filled again.
-            self._threads = self._threads[:num_threads]
-            self._changed.notify_all()
-        self.start_threads()
+        """Change the number of threads and the look-ahead while running; order and results stay the same."""
+        if self._finalizer.alive:
+            self._ahead = ahead
+            self._order()
+            self._crew.resize(num_threads)
 
     def close(self) -> None:
-        with self._changed:
-            self._next_result = self._stop
-            self._results.clear()
-            threads, self._threads = self._threads, []
-            self._changed.notify_all()
-        for thread in threads:
+        self._num_taken = self._num_ordered = len(self._groups)
+        self._current.clear()
+        self._finished.clear()
+        self._finalizer()
+
+    def _take_group(self) -> list[Fetched | BaseException]:
+        if self._num_taken == len(self._groups):
+            raise StopIteration
+        while self._num_taken not in self._finished:
+            group, results = self._crew.done.get()
+            if group is None:
+                raise StopIteration  # Closed by another thread.
+            self._finished[group] = results
+        self._num_taken += 1
+        self._order()
+        return self._finished.pop(self._num_taken - 1)
+
+    def _order(self) -> None:
+        """Order as many groups as there is room for."""
+        for group in range(self._num_ordered, min(self._num_taken + self._ahead, len(self._groups))):
+            self._num_ordered = group + 1
+            self._crew.tasks.put(group)
+
+
+class _Crew:
+    """Threads that take groups of tasks from one queue and put results into another; None sends one home.
+
+    Both queues are C code, so that handing over a batch costs microseconds of the training thread.
+    """
+
+    def __init__(self, fetcher: BatchFetcher, make_tasks: MakeTasks, groups: Sequence[range]) -> None:
+        self.tasks: SimpleQueue[int | None] = SimpleQueue()
+        self.done: SimpleQueue[tuple[int | None, list[Fetched | BaseException]]] = SimpleQueue()
+        self._fetcher = fetcher
+        self._make_tasks = make_tasks
+        self._groups = groups
+        self._threads: list[threading.Thread] = []
+        self._num_threads = 0
+
+    def resize(self, num_threads: int) -> None:
+        """Hire, or send home after what is ordered already."""
+        for _ in range(self._num_threads - num_threads):
+            self.tasks.put(None)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        for _ in range(num_threads - self._num_threads):
+            thread = threading.Thread(target=self._run, name=f"fastio-read-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._num_threads = num_threads
+
+    def dismiss(self) -> None:
+        """Drop what is ordered, end the threads, and wake up whoever waits for a result."""
+        with suppress(Empty):
+            while True:
+                self.tasks.get_nowait()
+        for _ in self._threads:
+            self.tasks.put(None)
+        for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+        self._threads, self._num_threads = [], 0
+        self.done.put((None, []))
 
-    def _run(self, number: int) -> None:
+    def _run(self) -> None:
         _use_one_core()
         fetcher = self._fetcher.for_thread()
-        while (index := self._claim(number)) is not None:
-            try:
-                result: Fetched | BaseException = fetcher(self._make_task(index))
-            except BaseException as error:
-                result = error
-            with self._changed:
-                if self._next_result <= index < self._stop:
-                    self._results[index] = result
-                    self._changed.notify_all()
-            del result
+        while (group := self.tasks.get()) is not None:
+            self.done.put((group, self._fetch(fetcher, self._groups[group])))
 
-    def _claim(self, number: int) -> int | None:
-        """The next task for a thread, once there is room for its result; None when it should end."""
-        me = threading.current_thread()
-        with self._changed:
-            while True:
-                mine = number < len(self._threads) and self._threads[number] is me
-                if not mine or self._next_task >= self._stop or self._next_result >= self._stop:
-                    return None
-                if self._next_task - self._next_result < self._ahead:
-                    self._next_task += 1
-                    return self._next_task - 1
-                self._changed.wait()
+    def _fetch(self, fetcher: BatchFetcher, numbers: range) -> list[Fetched | BaseException]:
+        try:
+            return list(fetcher.fetch_together(self._make_tasks(numbers)))
+        except BaseException as error:
+            if len(numbers) == 1:
+                return [error]
+        # One of them fails: the others are fetched alone, and the error comes at its own batch.
+        return [result for number in numbers for result in self._fetch(fetcher, range(number, number + 1))]
 
 
 _torch_threads = threading.Lock()
@@ -192,8 +209,10 @@ def _use_one_core() -> None:
 class ProcessWorkers:
     """Fetches ahead in the worker processes of a torch DataLoader, for transforms that hold the GIL."""
 
-    def __init__(self, loader: DataLoader[Any], tasks: TaskSampler, make_task: MakeTask, start: int, stop: int) -> None:
-        tasks.renew(make_task, start, stop)
+    def __init__(
+        self, loader: DataLoader[Any], tasks: TaskSampler, make_tasks: MakeTasks, start: int, stop: int
+    ) -> None:
+        tasks.renew(make_tasks, start, stop)
         self._iterator: Iterator[Fetched] | None = iter(loader)
 
     def __next__(self) -> Fetched:
@@ -211,9 +230,9 @@ class TaskSampler(Sampler[Task]):
     def __init__(self) -> None:
         self._tasks: Iterator[Task] = iter(())
 
-    def renew(self, make_task: MakeTask, start: int, stop: int) -> None:
+    def renew(self, make_tasks: MakeTasks, start: int, stop: int) -> None:
         """Set the tasks of the next iteration."""
-        self._tasks = (make_task(number) for number in range(start, stop))
+        self._tasks = (make_tasks(range(number, number + 1))[0] for number in range(start, stop))
 
     def __iter__(self) -> Iterator[Task]:
         return self._tasks

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fastio.epoch import Epoch, Leg, Setting
-from lightning_fastio.order import BlockShuffle, GlobalShuffle, Order, Sequential, WeightedSampling, cut
+from lightning_fastio.order import BlockShuffle, GlobalShuffle, Order, Sequential, WeightedSampling, part
 
 
 def make_order(kind: str, size: int, key: int, num_parts: int, window_rows: int = 20) -> Order:
@@ -169,7 +169,7 @@ def test_weighted_sampling_follows_the_weights_however_it_is_read() -> None:
     assert order.take(12_345, 20_000).tolist() == rows[12_345:20_000].tolist()
 
 
-def test_cut_is_even_and_exact_for_huge_sizes() -> None:
-    assert cut(10, 3).tolist() == [0, 4, 7, 10]
-    assert cut(2, 4).tolist() == [0, 1, 2, 2, 2]
-    assert cut(2**62 + 1, 2).tolist() == [0, 2**61 + 1, 2**62 + 1]
+def test_parts_are_even_and_exact_for_huge_sizes() -> None:
+    assert [part(10, 3, number) for number in range(3)] == [(0, 4), (4, 7), (7, 10)]
+    assert [part(2, 4, number) for number in range(4)] == [(0, 1), (1, 2), (2, 2), (2, 2)]
+    assert [part(2**62 + 1, 2, number) for number in range(2)] == [(0, 2**61 + 1), (2**61 + 1, 2**62 + 1)]

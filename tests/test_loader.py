@@ -189,7 +189,7 @@ def test_threads_end_with_the_epoch_on_close_and_when_forgotten() -> None:
     assert reader_threads() == []
 
 
-def test_reads_no_further_ahead_than_asked() -> None:
+def test_reads_no_further_ahead_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = counting_reader(1000)
     reads: list[int] = []
     third = threading.Event()
@@ -202,6 +202,7 @@ def test_reads_no_further_ahead_than_asked() -> None:
         return original(rows, out)
 
     reader.read = read  # type: ignore[method-assign]
+    monkeypatch.setattr("lightning_fastio.loader._GROUP_BYTES", 0)
     loader = BatchLoader(reader, 10, num_workers=1, prefetch_factor=2)
     iterator = iter(loader)
     assert reads == []
@@ -224,13 +225,17 @@ def test_resize_keeps_the_batches() -> None:
     assert reader_threads() == []
 
 
-def test_rows_are_announced_before_they_are_read() -> None:
-    reader = counting_reader(100)
-    rows_of(BatchLoader(reader, 10, num_workers=0, shuffle="global"))
-    assert len(reader.announced) == 9, "each batch after the first, once"
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_rows_are_announced_once_before_they_are_read(num_workers: int) -> None:
+    reader = counting_reader(1000)
+    batches = rows_of(BatchLoader(reader, 10, num_workers=num_workers, shuffle="global"))
+    announced = flat(reader.announced)
+    if num_workers == 0:
+        assert announced == flat(batches[1:]), "each batch after the first, in order"
+    assert len(set(announced)) == len(announced)
     blocked = counting_reader(100, blocks=list(range(0, 101, 10)), cache_bytes=20 * 12 * 2)
-    rows_of(BatchLoader(blocked, 10, num_workers=0, shuffle="block"))
-    assert sorted(row // 10 for rows in blocked.announced for row in rows) == list(range(10))
+    rows_of(BatchLoader(blocked, 10, num_workers=num_workers, shuffle="block"))
+    assert sorted(row // 10 for row in flat(blocked.announced)) == list(range(10))
 
 
 def test_torch_threads_of_the_caller_stay() -> None:
