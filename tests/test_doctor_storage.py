@@ -156,11 +156,13 @@ def test_file_locking(tmp_path: Path, type: str, value: str, severities: list[st
 def test_rates_of_a_real_file(tmp_path: Path) -> None:
     for name, num_bytes in (("small.bin", 1 << 20), ("large.bin", 8 << 20), ("empty.bin", 0)):
         (tmp_path / name).write_bytes(os.urandom(num_bytes))
-    files = rates.DataFiles(rates.files_at(tmp_path), num_rows=9 << 10)
-    assert [path.name for path in files.paths] == ["large.bin", "small.bin"]
-    assert files.row_bytes == 1024
+    assert {path.name: num_bytes for path, num_bytes in rates.file_sizes(tmp_path).items()} == {
+        "large.bin": 8 << 20,
+        "small.bin": 1 << 20,
+    }
+    assert rates.file_sizes(tmp_path / "small.bin") == {tmp_path / "small.bin": 1 << 20}
     descriptors = len(os.listdir("/proc/self/fd"))
-    (finding,) = rates.check_read_rate(tmp_path, files)
+    (finding,) = rates.check_read_rate(tmp_path, num_rows=9 << 10)
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert "random 1.0 KiB" in finding.finding
     assert finding.finding.endswith("rows/s on first reading")
@@ -175,9 +177,21 @@ def test_slow_random_reads_are_named(
     (tmp_path / "x").write_bytes(bytes(1 << 20))
     monkeypatch.setattr(rates, "sequential_rate", lambda path: sequential)
     monkeypatch.setattr(rates, "random_rate", lambda path, request_bytes: scattered)
-    (finding,) = rates.check_read_rate(tmp_path, rates.DataFiles((tmp_path / "x",), num_rows=1024))
+    (finding,) = rates.check_read_rate(tmp_path, num_rows=1024)
     assert finding.severity == severity
     assert f"{int(sequential / 1024):,} and {int(scattered / 1024):,} rows/s" in finding.finding
+
+
+def test_nothing_to_read_is_not_measured(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert list(rates.check_read_rate(tmp_path, num_rows=0)) == []
+
+
+def test_unknown_rows_are_read_in_pieces_of_64_kib(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(bytes(1 << 20))
+    (finding,) = rates.check_read_rate(tmp_path / "x", num_rows=0)
+    assert "random 64.0 KiB" in finding.finding
+    assert "rows/s" not in finding.finding
 
 
 def test_measuring_stops_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

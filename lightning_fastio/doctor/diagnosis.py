@@ -84,10 +84,9 @@ def _path_checks(machine: Machine, path: Path, data: Reader | Finding, *, measur
     if not isinstance(data, Finding):
         reader = data
         yield lambda: layout.check_layout(path, reader)
-    files = rates.files_at(path)
-    if measure and files:
+    if measure:
         num_rows = 0 if isinstance(data, Finding) else len(data)
-        yield lambda: rates.check_read_rate(path, rates.DataFiles(files, num_rows))
+        yield lambda: rates.check_read_rate(path, num_rows)
 
 
 def _machine_checks(machine: Machine, load: Load) -> Iterator[Check]:

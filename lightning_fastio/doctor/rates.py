@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
@@ -17,43 +17,30 @@ MAX_SECONDS = 1.0
 MAX_BYTES = 256 << 20
 BLOCK_BYTES = 4 << 20
 UNKNOWN_ROW_BYTES = 64 << 10
+MAX_FILES = 10_000
 AHEAD = 32
 """Random reads that are announced before they are made, as this package's readers do."""
 
 
-@dataclass(frozen=True)
-class DataFiles:
-    """Files that hold rows."""
+def check_read_rate(path: Path, num_rows: int) -> Iterator[Finding]:
+    """Sequential and random rate of the largest file at a path, and the rows a second that they allow.
 
-    paths: tuple[Path, ...]
-    """All of them."""
-    num_rows: int
-    """Rows in all files together; 0 if unknown."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row on disk; a guess where the rows are unknown."""
-        if not self.num_rows:
-            return UNKNOWN_ROW_BYTES
-        return max(1, sum(path.stat().st_size for path in self.paths) // self.num_rows)
-
-
-def files_at(path: Path) -> tuple[Path, ...]:
-    """The file, or the files in the folder and below."""
-    found = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
-    return tuple(each for each in found if each.stat().st_size)
-
-
-def check_read_rate(path: Path, files: DataFiles) -> Iterator[Finding]:
-    """Sequential and random rate of the largest file, and the rows a second that they allow."""
-    largest = max(files.paths, key=lambda each: each.stat().st_size)
+    Args:
+        path: A file, or a folder.
+        num_rows: Rows of all files there; 0 if unknown.
+    """
+    sizes = file_sizes(path)
+    if not sizes:
+        return
+    row_bytes = max(1, sum(sizes.values()) // num_rows) if num_rows else UNKNOWN_ROW_BYTES
+    largest = max(sizes, key=lambda each: sizes[each])
     sequential = sequential_rate(largest)
-    request = min(files.row_bytes, BLOCK_BYTES)
+    request = min(row_bytes, BLOCK_BYTES)
     scattered = random_rate(largest, request)
     check = f"read rate of {path}"
     text = f"sequential {size(sequential)}/s, random {size(request)} {size(scattered)}/s (page cache dropped)"
-    if files.num_rows:
-        text += f": {sequential / files.row_bytes:,.0f} and {scattered / files.row_bytes:,.0f} rows/s on first reading"
+    if num_rows:
+        text += f": {sequential / row_bytes:,.0f} and {scattered / row_bytes:,.0f} rows/s on first reading"
     if scattered < sequential / 10:
         yield Finding(
             check,
@@ -64,6 +51,13 @@ def check_read_rate(path: Path, files: DataFiles) -> Iterator[Finding]:
         )
     else:
         yield Finding(check, text)
+
+
+def file_sizes(path: Path) -> dict[Path, int]:
+    """Sizes of the file, or of the files in the folder and below that hold anything; of the first 10,000 of them."""
+    found = [path] if path.is_file() else (each for each in path.rglob("*") if each.is_file())
+    sizes = {each: each.stat().st_size for each in islice(found, MAX_FILES)}
+    return {each: num_bytes for each, num_bytes in sizes.items() if num_bytes}
 
 
 def sequential_rate(path: Path) -> float:
