@@ -60,7 +60,17 @@ def test_device_memory_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "peak_gib": 3,
         "fragmentation_fraction": 0.25,
         "alloc_retries": 7,
+        "returned_gib": 0,
+        "empty_cache_s": 0,
     }
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_an_evaluation_logs_its_memory_when_it_ends(tmp_path: Path, stage: str) -> None:
+    trainer = make_trainer(tmp_path, [MemoryHygieneCallback()], logger=CSVLogger(tmp_path))
+    getattr(trainer, stage)(Net(), batches(3))
+    trainer.logger.save()  # type: ignore[union-attr]
+    assert [row["step"] for row in logged(tmp_path) if row["fastio/memory_host_gib"]] == ["0"]
 
 
 def test_summary_has_the_peak_its_step_and_what_empty_cache_did(

@@ -125,8 +125,7 @@ def test_auto_takes_what_every_gpu_has(has_bf16: bool, expected: str, monkeypatc
     class FakeTrainer:
         strategy = Strategy()
 
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0) if has_bf16 else (7, 5))
     plugin = precision.install_precision(FakeTrainer(), "auto")  # type: ignore[arg-type]
     assert isinstance(plugin, MixedPrecision)
     assert (plugin.precision, plugin.device) == (expected, "cuda")

@@ -6,6 +6,7 @@ memory back, which cannot be done without.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -17,6 +18,8 @@ EmptyCache = Literal["never", "stage", "pressure"]
 """When cached memory goes back: never; where a stage ends; where the allocator holds far more than was ever needed."""
 
 GIB = 1 << 30
+
+log = logging.getLogger("lightning_fastio")
 
 
 @dataclass(frozen=True)
@@ -141,8 +144,11 @@ class CacheKeeper:
         self, memory: DeviceMemory, policy: EmptyCache, *, pressure_fraction: float, check_every_n_steps: int
     ) -> None:
         self.num_calls = 0
+        """Times that memory was given back."""
         self.returned_bytes = 0
+        """Bytes given back in all calls."""
         self.seconds = 0.0
+        """What the calls took, the synchronisation included."""
         self._memory = memory
         self._policy = policy
         self._pressure_fraction = pressure_fraction
@@ -177,6 +183,9 @@ class CacheKeeper:
     def _empty(self, before: DeviceReading) -> None:
         start = perf_counter()
         self._memory.empty_cache()
-        self.seconds += perf_counter() - start
-        self.returned_bytes += max(0, before.reserved_bytes - self._memory.read().reserved_bytes)
+        seconds = perf_counter() - start
+        returned_bytes = max(0, before.reserved_bytes - self._memory.read().reserved_bytes)
+        log.info(f"empty_cache returned {returned_bytes / GIB:.2f} GiB in {1000 * seconds:.1f} ms")
         self.num_calls += 1
+        self.returned_bytes += returned_bytes
+        self.seconds += seconds

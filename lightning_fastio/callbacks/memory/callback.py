@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fastio._lightning import log_step
 from lightning_fastio.callbacks.memory import oom
-from lightning_fastio.callbacks.memory.allocator import CacheKeeper, DeviceMemory, EmptyCache, open_device_memory
+from lightning_fastio.callbacks.memory.allocator import GIB, CacheKeeper, DeviceMemory, EmptyCache, open_device_memory
 from lightning_fastio.callbacks.memory.batch_fields import tensors_of
 from lightning_fastio.callbacks.memory.collection import ScheduledCollection
 from lightning_fastio.callbacks.memory.nonfinite import NonFiniteWatch, Place
@@ -278,6 +279,8 @@ class MemoryHygieneCallback(Callback):
             self._collection.after_stage()
         if self._cache is not None:
             self._cache.after_stage()
+        if trainer.state.fn != TrainerFn.FITTING:
+            self._look(trainer, trainer.global_step)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         where = f"{self._place.stage} batch {self._place.batch_idx}" if self._place else "between batches"
@@ -303,6 +306,9 @@ class MemoryHygieneCallback(Callback):
         metrics = self._record.look(self._num_batches)
         if self._skipped is not None and self._skipped.is_active:
             metrics["fastio/memory_skipped_steps"] = float(self._skipped.count)
+        if self._cache is not None:
+            metrics["fastio/memory_returned_gib"] = self._cache.returned_bytes / GIB
+            metrics["fastio/memory_empty_cache_s"] = self._cache.seconds
         if step is not None:
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=step)

@@ -35,7 +35,7 @@ class HostCopy:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         # From a GPU, the copy goes to pinned memory and is queued behind the work that computes the loss.
-        self._value = tensor.detach().to("cpu", non_blocking=True)
+        self._value = tensor.detach().to("cpu", non_blocking=tensor.is_cuda)
         self._copied: torch.cuda.Event | None = None
         if tensor.is_cuda:
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -68,8 +68,13 @@ class NonFiniteWatch:
         self._is_done = False
 
     def watch(self, loss: Any, place: Place) -> None:
-        """Take note of a loss; anything but a floating-point tensor is passed over."""
-        if not self._is_done and isinstance(loss, torch.Tensor) and loss.is_floating_point():
+        """Take note of a loss.
+
+        Passed over is what is no floating-point tensor, and what lies on a device whose copies nothing can wait for.
+        """
+        if self._is_done or not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
+            return
+        if loss.device.type in ("cpu", "cuda"):
             self._pending.append((HostCopy(loss), place))
 
     def report(self) -> str | None:

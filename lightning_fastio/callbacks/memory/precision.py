@@ -36,19 +36,22 @@ def install_precision(trainer: Trainer, choice: PrecisionChoice | None) -> Preci
     wanted = _best_precision(trainer) if choice == "auto" else choice
     if type(present) is not Precision:
         if choice not in (None, "auto") and wanted != str(present.precision).removesuffix("-true"):
-            log.warning(
+            _state(
+                trainer,
                 f"MemoryHygieneCallback(precision={choice!r}) has no effect: the Trainer or its strategy already runs "
-                f"with {type(present).__name__}({present.precision!r}). Set the precision in one of the two places."
+                f"with {type(present).__name__}({present.precision!r}). Set the precision in one of the two places.",
             )
         return None
     if wanted is None or wanted == "32":
         return None
     device_type = strategy.root_device.type
     if wanted == "16-mixed" and device_type == "cpu":
-        log.warning("precision='16-mixed' runs as 'bf16-mixed' on a CPU, as Trainer(precision='16-mixed') does there.")
+        _state(
+            trainer, "precision='16-mixed' runs as 'bf16-mixed' on a CPU, as Trainer(precision='16-mixed') does there."
+        )
         wanted = "bf16-mixed"
     if wanted == "16-mixed" and isinstance(strategy, ModelParallelStrategy):
-        log.warning("ModelParallelStrategy cannot train with '16-mixed': training stays in 32 bits.")
+        _state(trainer, "ModelParallelStrategy cannot train with '16-mixed': training stays in 32 bits.")
         return None
     plugin = mixed_precision(wanted, device_type)
     strategy.precision_plugin = plugin
@@ -63,8 +66,8 @@ def mixed_precision(precision: Literal["bf16-mixed", "16-mixed"], device_type: s
 def _best_precision(trainer: Trainer) -> Literal["bf16-mixed", "16-mixed"] | None:
     if trainer.strategy.root_device.type != "cuda":
         return None
-    with torch.cuda.device(trainer.strategy.root_device):
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    is_rocm = torch.version.hip is not None
+    has_bf16 = is_rocm or torch.cuda.get_device_capability(trainer.strategy.root_device) >= (8, 0)
     # Ranks on different GPUs must agree, else their gradients would not fit together.
     return "bf16-mixed" if trainer.strategy.reduce_boolean_decision(has_bf16, all=True) else "16-mixed"
 
@@ -146,6 +149,11 @@ class SkippedSteps:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+
+def _state(trainer: Trainer, message: str) -> None:
+    if trainer.is_global_zero:
+        log.warning(message)
 
 
 def _scaler(trainer: Trainer) -> torch.amp.GradScaler | None:
