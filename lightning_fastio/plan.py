@@ -65,8 +65,12 @@ class Plan:
 
     @property
     def window_rows(self) -> int:
-        """Rows that a window of blocks holds: half of the reader's cache, so that the next one can be decoded."""
-        return max(1, self._cache_bytes // 2 // self._row_bytes)
+        """Rows that a window of blocks holds.
+
+        Three eighths of the reader's cache: two windows fit, the one that is read and the one that is decoded
+        meanwhile, and the rest is for blocks at the seam of two windows, and for rows larger than the schema tells.
+        """
+        return max(1, self._cache_bytes * 3 // 8 // self._row_bytes)
 
     @property
     def by_blocks(self) -> bool:
@@ -134,10 +138,10 @@ class Plan:
             return "global"
         cache = f"the cache of {self._cache_bytes >> 20} MiB"
         if len(self.rows) <= self.window_rows:
-            _log.info("shuffle='auto' chose 'global': the decoded rows fit in half of %s", cache)
+            _log.info("shuffle='auto' chose 'global': the decoded rows fit in three eighths of %s", cache)
             return "global"
         _log.info(
-            "shuffle='auto' chose 'block': rows decode in %d blocks that do not fit in half of %s; rows mix inside "
+            "shuffle='auto' chose 'block': rows decode in %d blocks that do not fit in three eighths of %s; rows mix inside "
             "windows of %d rows",
             len(self._blocks) - 1,
             cache,

@@ -233,7 +233,7 @@ def test_rows_are_announced_once_before_they_are_read(num_workers: int) -> None:
     if num_workers == 0:
         assert announced == flat(batches[1:]), "each batch after the first, in order"
     assert len(set(announced)) == len(announced)
-    blocked = counting_reader(100, blocks=list(range(0, 101, 10)), cache_bytes=20 * 12 * 2)
+    blocked = counting_reader(100, blocks=list(range(0, 101, 10)), cache_bytes=20 * 12 * 8 // 3)
     rows_of(BatchLoader(blocked, 10, num_workers=num_workers, shuffle="block"))
     assert sorted(row // 10 for row in flat(blocked.announced)) == list(range(10))
 
@@ -361,8 +361,8 @@ def test_auto_shuffle_chooses_by_what_rows_cost(caplog: pytest.LogCaptureFixture
         BatchLoader(reader, shuffle="auto").plan.shuffle
         for reader in (
             counting_reader(100),
-            counting_reader(100, blocks=blocks, cache_bytes=100 * 12 * 2),
-            counting_reader(100, blocks=blocks, cache_bytes=100 * 12),
+            counting_reader(100, blocks=blocks, cache_bytes=100 * 12 * 8 // 3),
+            counting_reader(100, blocks=blocks, cache_bytes=50 * 12 * 8 // 3),
         )
     ]
     assert choices == ["global", "global", "block"]

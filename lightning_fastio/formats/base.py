@@ -74,7 +74,7 @@ class Reader(Protocol):
     def cache_bytes(self) -> int:
         """Bytes of decoded blocks that this reader keeps at most; 0 when there is nothing to decode.
 
-        The shuffle window of a plan is cut to half of it, so that one window is decoded while the other is read.
+        Two windows of a block shuffle fit in it, so that one is decoded while the other is read.
         """
         ...
 

@@ -23,7 +23,7 @@ class Rows(FastIODataModule):
         if not block:
             return counting_reader(num_rows)
         blocks = [*range(0, num_rows, block), num_rows]
-        return counting_reader(num_rows, blocks=blocks, cache_bytes=12 * 2 * 3 * block)
+        return counting_reader(num_rows, blocks=blocks, cache_bytes=12 * 8 * block)
 
 
 class Recorder(LightningModule):
