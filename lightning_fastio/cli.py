@@ -31,6 +31,7 @@ TRAINER_COMMANDS = {
 TOOL_COMMANDS = {
     "demo": ("lightning_fastio.demo", "train on real data from all three formats, in under two minutes"),
     "inspect": ("lightning_fastio.inspection", "show what is in a file, and how each field is read"),
+    "doctor": ("lightning_fastio.doctor", "find what keeps this machine from feeding its GPU, with the fix"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_fastio.doctor import Finding, Machine, diagnose, diagnosis, layout, run_doctor, table
+from lightning_fastio.doctor import Finding, Machine, add_arguments, command, diagnose, diagnosis, layout, main
 from lightning_fastio.doctor.machine import installed_version
 from lightning_fastio.errors import CorruptFileError, FormatError
 from lightning_fastio.formats.base import FieldLayout
 from tests.memory import MemoryReader
+
+
+def doctor(*options: str) -> int:
+    parser = ArgumentParser()
+    add_arguments(parser)
+    return main(parser.parse_args(options))
 
 
 class SlowReader(MemoryReader):
@@ -106,16 +113,28 @@ FINDINGS = [
 def test_exit_code_tells_errors(
     findings: list[Finding], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(table, "diagnose", lambda *paths, **options: findings)
-    assert run_doctor(json=True) == code
+    monkeypatch.setattr(command, "diagnose", lambda *paths, **options: findings)
+    assert doctor("--json") == code
     assert json.loads(capsys.readouterr().out) == [vars(each) for each in findings]
+
+
+def test_options_reach_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(command, "diagnose", lambda *paths, **options: seen.append((paths, options)) or [])
+    assert doctor("a.npy", "b", "--batch-size=8", "--num-workers=3", "--prefetch-factor=1", "--no-measure") == 0
+    assert seen == [
+        (
+            ("a.npy", "b"),
+            {"batch_size": 8, "num_workers": 3, "prefetch_factor": 1, "measure": False, "gpu": False},
+        )
+    ]
 
 
 def test_the_table_has_the_gravest_first_and_keeps_brackets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    table.print_table(FINDINGS)
+    command.print_table(FINDINGS)
     text = capsys.readouterr().out
     assert text.index("GPU [0]") < text.index("PCIe") < text.index("swap")
     assert "no [bold] driver" in text

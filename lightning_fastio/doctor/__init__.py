@@ -8,7 +8,7 @@
     gpu.py        driver, CUDA libraries, PCIe
     network.py    NCCL, interfaces, start method
     software.py   versions
-    table.py      the table and the JSON
+    command.py    fastio doctor: the table and the JSON
 
 A check is a function that yields findings. It only reads, takes well under a second unless it measures, and starts no
 CUDA context unless asked.
@@ -16,8 +16,8 @@ CUDA context unless asked.
 
 from __future__ import annotations
 
+from lightning_fastio.doctor.command import add_arguments, main
 from lightning_fastio.doctor.diagnosis import diagnose
 from lightning_fastio.doctor.machine import Finding, Machine
-from lightning_fastio.doctor.table import run_doctor
 
-__all__ = ["Finding", "Machine", "diagnose", "run_doctor"]
+__all__ = ["Finding", "Machine", "add_arguments", "diagnose", "main"]

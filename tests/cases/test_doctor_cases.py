@@ -44,9 +44,9 @@ def run(script: str, *arguments: str) -> str:
 def test_d2_few_open_files_are_found() -> None:
     out = run(
         "import resource\n"
-        "from lightning_fastio.doctor import run_doctor\n"
+        "from lightning_fastio.cli import main\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "run_doctor(json=True)\n"
+        "main(['doctor', '--json'])\n"
     )
     (finding,) = [each for each in json.loads(out) if each["check"] == "open files"]
     assert finding["severity"] == "warning"
