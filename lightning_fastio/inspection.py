@@ -27,13 +27,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--fields", nargs="+", metavar="FIELD", help="fields to show; all that can be loaded by default"
     )
+    parser.add_argument("--cache-bytes", type=int, default=1 << 30, help="cache of the data module, for the shuffle")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def main(arguments: Namespace) -> int:
     """Run the command."""
     source = arguments.path[0] if len(arguments.path) == 1 else arguments.path
-    reader = open_reader(source, arguments.fields)
+    reader = open_reader(source, arguments.fields, cache_bytes=arguments.cache_bytes)
     try:
         contents = describe(reader)
         if arguments.json:

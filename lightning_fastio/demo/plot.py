@@ -33,19 +33,21 @@ def plot_waits(waits_s: Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[
         raise MissingDependencyError(
             'the plot needs matplotlib, which is not installed: pip install "lightning_fastio[demo]"'
         ) from error
-    figure = Figure(figsize=(3.6 * len(waits_s), 3.4), layout="constrained")
+    figure = Figure(figsize=(3.6 * len(waits_s), 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(waits_s), sharey=True, squeeze=False)[0]
     for axes, (name, (plain, fastio)) in zip(panels, waits_s.items(), strict=True):
         for series, color, label in ((plain, _PLAIN, "plain DataLoader"), (fastio, _FASTIO, "lightning_fastio")):
             # The first batch starts threads and opens files; it would set the scale alone.
-            steps = np.arange(1, len(series))
-            axes.plot(steps, 1e3 * series[1:], color=color, linewidth=0.8, alpha=0.9, label=label)
+            milliseconds = 1e3 * series[1:]
+            axes.plot(np.arange(2, len(series) + 1), milliseconds, ".", color=color, markersize=3, alpha=0.5)
+            median = float(np.median(milliseconds))
+            axes.axhline(median, color=color, label=f"{label}, median {median:.2g} ms")
         axes.set_title(name)
         axes.set_xlabel("training step")
-        axes.grid(alpha=0.3)
         axes.set_yscale("log")
-    panels[0].set_ylabel("data wait [ms]")
-    panels[0].legend(loc="upper right", fontsize="small")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize="small", frameon=False)
+    panels[0].set_ylabel("time a step waits for data [ms]")
     figure.savefig(path, dpi=150)
     return path

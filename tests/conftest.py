@@ -1,0 +1,17 @@
+"""Fixtures that several folders of tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory in which somebody has run ``fastio demo``: it holds ``fastio-demo/``."""
+    from lightning_fastio.demo import write_digits
+
+    folder = tmp_path_factory.mktemp("demo")
+    write_digits(folder / "fastio-demo")
+    return folder

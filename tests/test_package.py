@@ -1,0 +1,121 @@
+"""What the package shows to the outside, what it imports, and in which direction its modules depend on each other."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import lightning_fastio
+
+ROOT = Path(lightning_fastio.__file__).parent
+
+# From the lowest to the highest: a module imports from its own line and the lines before it. A package stands for
+# the modules in it.
+LAYERS = (
+    ("errors", "schema", "allowance"),
+    ("formats",),
+    ("permutation", "order", "rows", "epoch", "plan"),
+    ("buffers", "fetch", "workers", "loader", "staging", "prefetch", "waits"),
+    ("_lightning", "stages", "datamodules", "callbacks"),
+    ("convert", "tune", "doctor", "report", "inspection"),
+    ("cli", "trainer_cli", "demo"),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+# Imported by the features that need them, not by everybody.
+LAZY = ("h5py", "pyarrow.dataset", "pyarrow.parquet", "matplotlib", "PIL", "sklearn", "scipy", "hdf5plugin", "ray")
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of the package, as its path below the package, with its syntax tree."""
+    for path in sorted(ROOT.rglob("*.py")):
+        yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(), str(path))
+
+
+def imported_names(tree: ast.Module) -> Iterator[str]:
+    """Modules of this package that a module imports anywhere, functions included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            if node.module and node.module.split(".")[0] == "lightning_fastio":
+                yield node.module if "." in node.module else f"{node.module}.{node.names[0].name}"
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("lightning_fastio."))
+
+
+def test_every_module_has_a_layer():
+    names = {path.split("/")[0].removesuffix(".py") for path, _ in modules()} - {"__init__"}
+    assert names <= set(RANK)
+
+
+@pytest.mark.parametrize(("path", "tree"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
+def test_imports_run_downward(path: str, tree: ast.Module):
+    own = path.split("/")[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    for name in imported_names(tree):
+        other = name.split(".")[1]
+        if other != "__version__":
+            assert RANK[other] <= RANK[own], f"{path} imports {name}"
+
+
+def test_private_parts_of_lightning_are_touched_in_one_file():
+    private = re.compile(r"\b(?:trainer|pl_module|strategy|fit_loop|epoch_loop|loop)\._[a-z]\w*")
+    found = {path for path, _ in modules() if private.search((ROOT / path).read_text())}
+    assert found <= {"_lightning.py"}
+
+
+def test_public_names():
+    assert lightning_fastio.__all__ == [
+        "BatchLoader",
+        "DevicePrefetcher",
+        "FastIODataModule",
+        "FastIOError",
+        "HDF5DataModule",
+        "MemoryHygieneCallback",
+        "NumpyDataModule",
+        "ParquetDataModule",
+        "PrefetchCallback",
+        "open_reader",
+        "open_writer",
+    ]
+    for name in lightning_fastio.__all__:
+        assert getattr(lightning_fastio, name).__name__ == name
+        assert name in dir(lightning_fastio)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        lightning_fastio.nothing  # noqa: B018
+
+
+def test_version_is_that_of_the_distribution():
+    assert lightning_fastio.__version__ == metadata.version("lightning_fastio")
+
+
+def loaded_after(code: str) -> set[str]:
+    """The modules that a new process has loaded after running some code."""
+    script = f"{code}\nimport sys; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines())
+
+
+def test_importing_the_package_loads_nothing_else():
+    assert not loaded_after("import lightning_fastio") & {"torch", "numpy", "lightning", "rich", *LAZY}
+
+
+def test_public_names_load_no_storage_library():
+    names = ", ".join(lightning_fastio.__all__)
+    loaded = loaded_after(f"from lightning_fastio import {names}")
+    # What Lightning loads by itself does not count.
+    assert not (loaded - loaded_after("import lightning.pytorch")) & set(LAZY)
+
+
+def test_inspecting_does_not_load_lightning():
+    loaded = loaded_after("import lightning_fastio.inspection, lightning_fastio.cli")
+    assert "lightning" not in loaded
+    assert not loaded & set(LAZY)
