@@ -1,0 +1,44 @@
+"""Proof that converted data is what was written: files, sizes, checksums, rows and fields against the manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning_fastio.convert.manifest import Manifest, Shard, manifest_path, sha256_of
+from lightning_fastio.errors import CorruptFileError, FastIOError
+from lightning_fastio.formats import open_reader
+
+
+def check_converted(path: str | Path) -> Manifest:
+    """Check every file of converted data; see `lightning_fastio.convert.verify`."""
+    manifest = Manifest.load(path)
+    root = manifest_path(Path(path)).parent
+    problems = [problem for shard in manifest.shards for problem in _shard_problems(root, shard)]
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise CorruptFileError(
+            f"{path}: {len(problems)} problems; convert again, or bring the files back from a copy:\n{listed}"
+        )
+    return manifest
+
+
+def _shard_problems(root: Path, shard: Shard) -> list[str]:
+    problems = []
+    for name, entry in shard.files.items():
+        file = root / name
+        if not file.is_file():
+            problems.append(f"{name}: missing")
+        elif file.stat().st_size != entry["bytes"]:
+            problems.append(f"{name}: {file.stat().st_size} bytes, the manifest says {entry['bytes']}")
+        elif sha256_of(file) != entry["sha256"]:
+            problems.append(f"{name}: the checksum differs, its content was changed or damaged")
+    if not problems:
+        try:
+            reader = open_reader(root / shard.path)
+            num_rows = len(reader)
+            reader.close()
+        except FastIOError as error:
+            return [f"{shard.path}: cannot be opened: {error}"]
+        if num_rows != shard.num_rows:
+            problems.append(f"{shard.path}: {num_rows} rows, the manifest says {shard.num_rows}")
+    return problems
