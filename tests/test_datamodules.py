@@ -31,9 +31,7 @@ class MemoryDataModule(FastIODataModule):
     def open_reader(self, source: Any) -> MemoryReader:
         if isinstance(source, list):
             num_rows, block = source
-            return counting_reader(
-                num_rows, blocks=[*range(0, num_rows, block), num_rows], cache_bytes=12 * 8 * block
-            )
+            return counting_reader(num_rows, blocks=[*range(0, num_rows, block), num_rows], cache_bytes=12 * 8 * block)
         return counting_reader(int(source))
 
 
