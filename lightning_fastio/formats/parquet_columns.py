@@ -1,0 +1,331 @@
+"""What becomes of each Parquet column: its field in a batch, and its values.
+
+| stored | delivered |
+|---|---|
+| numbers, bool | the same; unsigned ones of 16 to 64 bits as ``widen_unsigned`` says |
+| decimal | float64, the nearest |
+| date, time, timestamp, duration | int64 in the stored unit (days for dates; microseconds for INT96); UTC if zoned |
+| fixed-size binary with ``fastio.dtype`` and ``fastio.shape`` in its field metadata | a tensor, without a copy |
+| fixed-size binary without | uint8 of that length |
+| ``arrow.fixed_shape_tensor`` | a tensor of its logical shape: a permutation is applied |
+| fixed-size lists, lists of equal length, nested too | a tensor |
+| lists of varying length | a list of tensors, or what ``ragged`` says |
+| dictionary of strings (a pandas categorical) | int64 codes into ``FieldSpec.categories``, the same for all files |
+| strings, binary | list of str, list of bytes |
+| struct | one field for each member, named ``struct.member`` |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from lightning_fastio.errors import FormatError
+from lightning_fastio.formats.parquet_schema import StoredColumn, is_binary, is_list, is_string, storage_type
+from lightning_fastio.formats.parquet_values import Dense, Ragged, Text, Values, offsets_of
+from lightning_fastio.schema import FieldSpec
+
+DTYPE_KEY, SHAPE_KEY = b"fastio.dtype", b"fastio.shape"
+"""Field metadata of a tensor column: element type such as ``float32`` (little-endian) and shape such as ``[3, 4]``."""
+
+Place = Callable[[int], str]
+"""Position in a decoded column to words such as ``row 17 of train.parquet``."""
+
+_INT64_MAX = np.iinfo(np.int64).max
+_WIDENED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one stored column becomes the values of one field."""
+
+    stored: StoredColumn
+    spec: FieldSpec
+    """What is delivered; complete once the lengths of lists are known."""
+    lengths: tuple[int | None, ...] = ()
+    """Length of each level of lists, outermost first; None where it varies or is not measured yet."""
+    fill: Any = None
+    """What nulls become; None refuses them."""
+
+    @property
+    def name(self) -> str:
+        """Name as stored; members of structs as ``struct.member``."""
+        return self.stored.name
+
+    def measured(self, lengths: tuple[int | None, ...]) -> Column:
+        """The column, now that the lengths of its lists are known.
+
+        Raises:
+            FormatError: Inner lists vary in length.
+        """
+        if None in lengths[1:]:
+            raise FormatError(
+                f"field {self.name!r} is {self.stored.type}, and its inner lists vary in length, which fits no tensor; "
+                "pad or flatten them when writing"
+            )
+        ragged = lengths[0] is None
+        fixed = tuple(length for length in lengths if length is not None)
+        spec = replace(self.spec, kind="ragged" if ragged else "tensor", shape=(*fixed, *self.spec.shape))
+        return replace(self, spec=spec, lengths=lengths)
+
+    @property
+    def is_categorical(self) -> bool:
+        """Whether it holds codes into a dictionary of strings."""
+        return bool(pa.types.is_dictionary(self.stored.type)) and is_string(self.stored.type.value_type)
+
+    def with_vocabulary(self, names: Sequence[str]) -> Column:
+        """The column, now that the dictionaries of all files are known. A name as ``fill`` becomes its code."""
+        fill = self.fill
+        if isinstance(fill, str):
+            names = list(dict.fromkeys([*names, fill]))
+            fill = names.index(fill)
+        return replace(self, spec=replace(self.spec, categories=tuple(names)), fill=fill)
+
+    def decode(self, table: pa.Table, place: Place) -> Values:
+        """Values of this column in a table with one row for each row of the result."""
+        array = extract(table, self.stored)
+        if self.spec.kind in ("string", "bytes"):
+            return Text(pc.fill_null(array, self._filling(array, place)) if array.null_count else array, place(0))
+        if self.spec.kind == "ragged":
+            return self._ragged(array, place)
+        rows = self._dense(array, self.lengths, place)
+        if isinstance(self.stored.field.type, pa.FixedShapeTensorType):
+            rows = _logical(rows, self.stored.field.type)
+        return Dense(np.ascontiguousarray(rows))
+
+    def _ragged(self, array: pa.Array, place: Place) -> Ragged:
+        lengths = array.value_lengths()
+        if array.null_count:
+            self._filling(array, place)
+            lengths = pc.fill_null(lengths, 0)
+        offsets = offsets_of(lengths.to_numpy(zero_copy_only=False))
+        elements = self._dense(
+            array.flatten(),
+            self.lengths[1:],
+            lambda index: place(int(np.searchsorted(offsets, index, side="right")) - 1),
+        )
+        return Ragged(elements, offsets)
+
+    def _dense(self, array: pa.Array, lengths: tuple[int | None, ...], place: Place) -> npt.NDArray[Any]:
+        """Values of shape ``(len(array), *sample_shape)``; a null is filled at the level where it stands."""
+        array = _storage(array)
+        if array.null_count:
+            fill = self._filling(array, place)
+            valid = array.is_valid().to_numpy(zero_copy_only=False)
+            where = np.flatnonzero(valid)
+            present = self._dense(array.drop_null(), lengths, lambda index: place(int(where[index])))
+            rows = np.full((len(array), *present.shape[1:]), fill, present.dtype)
+            rows[valid] = present
+            return rows
+        if not lengths:
+            return self._elements(array, place)
+        length = lengths[0] or 0
+        if not pa.types.is_fixed_size_list(array.type):
+            self._check_lengths(array, length, place)
+        inner = self._dense(array.flatten(), lengths[1:], lambda index: place(index // length))
+        return inner.reshape(len(array), length, *inner.shape[1:])
+
+    def _check_lengths(self, array: pa.Array, length: int, place: Place) -> None:
+        found = array.value_lengths().to_numpy()
+        different = np.flatnonzero(found != length)
+        if len(different):
+            row = int(different[0])
+            raise FormatError(
+                f"field {self.name!r}, {place(row)}: a list of {found[row]} values, but others have {length}; "
+                "pass ragged='list' for a list of tensors, or ragged='pad'"
+            )
+
+    def _elements(self, array: pa.Array, place: Place) -> npt.NDArray[Any]:
+        if self.spec.categories:
+            code_of = {name: code for code, name in enumerate(self.spec.categories)}
+            codes = np.array([code_of.get(name, -1) for name in array.dictionary.to_pylist()], np.int64)
+            return np.asarray(codes[array.indices.to_numpy()])
+        values = _numbers(array, self.stored)
+        if self.spec.dtype in (None, torch.bfloat16):
+            return values
+        target = torch.empty(0, dtype=self.spec.dtype).numpy().dtype
+        if values.dtype == np.uint64 and target == np.int64 and values.size and values.max() > _INT64_MAX:
+            row = int(np.argmax((values > _INT64_MAX).reshape(len(values), -1).any(axis=1)))
+            raise FormatError(
+                f"field {self.name!r}, {place(row)}: {values.max()} does not fit in int64; "
+                "pass widen_unsigned=False to get torch.uint64"
+            )
+        return values.astype(target, copy=False)
+
+    def _filling(self, array: pa.Array, place: Place) -> Any:
+        if self.fill is None:
+            raise self.null_error(array.null_count, len(array), nans(array), place(first_null(array)))
+        return self.fill
+
+    def null_error(self, num_nulls: int, num_values: int, num_nans: int, place: str) -> FormatError:
+        """Why nulls are refused, with counts that keep null and NaN apart."""
+        return FormatError(
+            f"field {self.name!r} has {num_nulls} null among {num_values} values ({num_nans} are NaN, which is a "
+            f"value), the first in {place}; pass null_fill={{{self.name!r}: VALUE}}, or filters=... to leave such "
+            "rows out"
+        )
+
+
+def plan_column(stored: StoredColumn, *, widen_unsigned: bool, fill: Any) -> Column:
+    """How a stored column is delivered, as far as its type tells.
+
+    Args:
+        stored: The column.
+        widen_unsigned: Deliver uint16 as int32, uint32 and uint64 as int64.
+        fill: What nulls become; None refuses them.
+
+    Raises:
+        FormatError: Nothing in a batch can hold this type.
+    """
+    if stored.problem:
+        raise FormatError(f"field {stored.name!r} cannot be loaded: {stored.problem}")
+    type_, lengths = stored.type, []
+    if is_string(type_):
+        return Column(stored, FieldSpec(None, kind="string"), fill=fill)
+    if is_binary(type_):
+        return Column(stored, FieldSpec(None, kind="bytes"), fill=fill)
+    while is_list(type_):
+        lengths.append(type_.list_size if pa.types.is_fixed_size_list(type_) else None)
+        type_ = storage_type(type_.value_type)
+    if lengths and pa.types.is_dictionary(type_) and is_string(type_.value_type):
+        type_ = type_.value_type
+    dtype, shape = _element(stored, type_)
+    if widen_unsigned:
+        dtype = _WIDENED.get(dtype, dtype)
+    column = Column(stored, FieldSpec(dtype, shape), tuple(lengths), fill)
+    if None in lengths or not lengths:
+        return column
+    column = column.measured(tuple(lengths))
+    if isinstance(stored.field.type, pa.FixedShapeTensorType):
+        shape = _logical(np.empty((0, *column.spec.shape)), stored.field.type).shape[1:]
+        column = replace(column, spec=replace(column.spec, shape=shape))
+    return column
+
+
+def extract(table: pa.Table, stored: StoredColumn) -> pa.Array:
+    """One column of a table as one array, nulls of the structs around it included."""
+    column = table.column(stored.path[0])
+    for member in stored.path[1:]:
+        column = pc.struct_field(column, member)
+    if column.num_chunks == 1:
+        return _storage(column.chunk(0))
+    if column.num_chunks == 0:
+        return _storage(pa.array([], column.type))
+    return pa.concat_arrays([_storage(chunk) for chunk in column.unify_dictionaries().chunks])
+
+
+def first_null(array: pa.Array) -> int:
+    """Position of the first null."""
+    return int(pc.index(array.is_null(), pa.scalar(True)).as_py())
+
+
+def nans(array: pa.Array) -> int:
+    """How many values are NaN."""
+    if not pa.types.is_floating(array.type):
+        return 0
+    return int(pc.sum(pc.is_nan(array)).as_py() or 0)
+
+
+def _element(stored: StoredColumn, type_: pa.DataType) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Type and shape of what stands inside all lists."""
+    metadata = stored.field.metadata or {}
+    if pa.types.is_fixed_size_binary(type_):
+        if DTYPE_KEY not in metadata:
+            return torch.uint8, (type_.byte_width,)
+        dtype, shape = tensor_layout(stored.name, metadata)
+        if dtype.itemsize * prod(shape) != type_.byte_width:
+            raise FormatError(
+                f"field {stored.name!r} says that it holds {dtype} {shape}, {dtype.itemsize * prod(shape)} bytes, "
+                f"but it is stored in {type_.byte_width}"
+            )
+        return dtype, shape
+    if pa.types.is_decimal(type_):
+        return torch.float64, ()
+    if pa.types.is_temporal(type_) and not pa.types.is_interval(type_):
+        return torch.int64, ()
+    if pa.types.is_dictionary(type_):
+        if is_string(type_.value_type):
+            return torch.int64, ()
+        return _element(stored, type_.value_type)
+    if pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_):
+        return torch.from_numpy(np.empty(0, type_.to_pandas_dtype())).dtype, ()
+    raise FormatError(f"field {stored.name!r} cannot be loaded: {stored.type} fits no tensor")
+
+
+def tensor_layout(name: str, metadata: Mapping[bytes, bytes]) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Element type and sample shape out of the field metadata of a tensor column."""
+    try:
+        dtype = getattr(torch, metadata[DTYPE_KEY].decode())
+        shape = tuple(int(size) for size in json.loads(metadata[SHAPE_KEY]))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(
+            f"field {name!r} has unreadable fastio.dtype or fastio.shape in its metadata: {error}"
+        ) from error
+    if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
+        raise FormatError(f"field {name!r} has fastio.dtype {dtype} and fastio.shape {list(shape)}, which is no tensor")
+    return dtype, shape
+
+
+def fits(fill: Any, column: Column) -> bool:
+    """Whether a value can stand for a null without being changed."""
+    dtype = column.spec.dtype
+    if column.spec.kind == "bytes":
+        return isinstance(fill, bytes)
+    if dtype is None or (pa.types.is_dictionary(column.stored.type) and isinstance(fill, str)):
+        return isinstance(fill, str)
+    if dtype == torch.bool:
+        return isinstance(fill, bool)
+    if not isinstance(fill, (int, float)):
+        return False
+    if dtype.is_floating_point or dtype.is_complex:
+        return True
+    limits = torch.iinfo(dtype)
+    return fill == int(fill) and limits.min <= fill <= limits.max
+
+
+def _numbers(array: pa.Array, stored: StoredColumn) -> npt.NDArray[Any]:
+    """Elements of an array without nulls, without a copy where their bytes are what they should be."""
+    type_ = array.type
+    if pa.types.is_dictionary(type_):
+        return _numbers(array.dictionary_decode(), stored)
+    if pa.types.is_fixed_size_binary(type_):
+        return _fixed_size_binary(array, stored)
+    if pa.types.is_decimal(type_):
+        array = array.cast(pa.float64())
+    elif pa.types.is_temporal(type_):
+        array = array.view(pa.int32() if type_.bit_width == 32 else pa.int64())
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def _fixed_size_binary(array: pa.Array, stored: StoredColumn) -> npt.NDArray[Any]:
+    width = array.type.byte_width
+    start = array.offset * width
+    raw = np.frombuffer(array.buffers()[1] or b"", np.uint8)[start : start + len(array) * width]
+    metadata = stored.field.metadata or {}
+    if DTYPE_KEY not in metadata:
+        return raw.reshape(len(array), width)
+    dtype, shape = tensor_layout(stored.name, metadata)
+    if dtype == torch.bool:
+        values = raw.view(np.bool_) if raw.max(initial=0) <= 1 else raw != 0
+    else:
+        values = raw.view(np.dtype("<u2" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")))
+    return values.reshape(len(array), *shape)
+
+
+def _logical(rows: npt.NDArray[Any], type_: pa.FixedShapeTensorType) -> npt.NDArray[Any]:
+    """Rows of shape ``(n, num_elements)`` in the shape of a fixed-shape tensor, its permutation applied."""
+    rows = rows.reshape(len(rows), *type_.shape)
+    return rows if type_.permutation is None else rows.transpose(0, *(1 + axis for axis in type_.permutation))
+
+
+def _storage(array: pa.Array) -> pa.Array:
+    return array.storage if isinstance(array, pa.ExtensionArray) else array

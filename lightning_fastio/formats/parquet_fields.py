@@ -1,0 +1,157 @@
+"""From ``fields`` to columns: what is taken, and what has to be known of all files before the first row is read."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from lightning_fastio.errors import ConfigError, FormatError, SchemaError
+from lightning_fastio.formats.base import Fields
+from lightning_fastio.formats.parquet_columns import Column, Place, fits, plan_column
+from lightning_fastio.formats.parquet_files import DataFile, Files
+from lightning_fastio.formats.parquet_schema import index_columns
+from lightning_fastio.formats.parquet_survey import RaggedPolicy, check_footers, measure_lengths, read_vocabulary
+from lightning_fastio.formats.parquet_values import Dense, Values
+from lightning_fastio.schema import FieldSpec
+
+_log = logging.getLogger("lightning_fastio")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a batch: a column, or several that are stacked into a matrix."""
+
+    name: str
+    columns: tuple[Column, ...]
+    spec: FieldSpec
+    is_stack: bool = False
+
+    def decode(self, table: pa.Table, place: Place) -> Values:
+        """Values of all rows of a table."""
+        if not self.is_stack:
+            return self.columns[0].decode(table, place)
+        matrix = torch.empty((table.num_rows, *self.spec.shape), dtype=self.spec.dtype).numpy()
+        for position, column in enumerate(self.columns):
+            values = column.decode(table, place)
+            assert isinstance(values, Dense)
+            matrix[:, position] = values.rows
+        return Dense(matrix)
+
+
+@dataclass(frozen=True)
+class FieldOptions:
+    """What the caller wants of columns that are not plain numbers."""
+
+    ragged: RaggedPolicy
+    widen_unsigned: bool
+    null_fill: Any
+    has_filters: bool
+    """Rows may be left out, so that statistics say nothing about those that stay."""
+
+
+def plan_fields(files: Files, fields: Fields, options: FieldOptions) -> list[Field]:
+    """Fields to deliver, checked over all files.
+
+    Raises:
+        ConfigError: A field is unknown, or ``null_fill`` does not suit it.
+        SchemaError: The files differ in a column that is used, or stacked columns differ in shape.
+        FormatError: A named field cannot be loaded, no field can, or there are nulls without ``null_fill``.
+    """
+    planner = _Planner(files, options)
+    if fields is None:
+        return planner.all_fields()
+    if isinstance(fields, str):
+        raise ConfigError(f"fields={fields!r} is one name; write fields=[{fields!r}]")
+    wanted = fields if isinstance(fields, Mapping) else {name: name for name in fields}
+    return [planner.field(name, stored) for name, stored in wanted.items()]
+
+
+class _Planner:
+    def __init__(self, files: Files, options: FieldOptions) -> None:
+        self._files, self._options = files, options
+        self._first = files.files[0]
+        if isinstance(options.null_fill, Mapping):
+            self._check_names(options.null_fill)
+
+    def all_fields(self) -> list[Field]:
+        """Every column that can be loaded; one notice tells about the others."""
+        taken, reasons = [], {}
+        index = index_columns(self._first.schema)
+        for column in self._first.columns.values():
+            if column.is_struct:
+                continue
+            if column.name in index:
+                _log.info("left out %r, the index of a pandas frame; name it in fields to take it", column.name)
+                continue
+            try:
+                taken.append(self.field(column.name, column.name))
+            except FormatError as error:
+                reasons[column.name] = str(error)
+        if not taken:
+            listed = "; ".join(reasons.values()) or "it has no columns"
+            raise FormatError(f"{self._first.path} has no field that can be loaded: {listed}")
+        if reasons:
+            names = [field.name for field in taken]
+            _log.warning("%s: left out: %s. Use fields=%s", self._first.path, "; ".join(reasons.values()), names)
+        return taken
+
+    def field(self, name: str, stored: str | Sequence[str]) -> Field:
+        """One field out of one column, or out of a list of columns."""
+        if isinstance(stored, str):
+            column = self._column(stored)
+            return Field(name, (column,), column.spec)
+        columns = tuple(self._column(each) for each in stored)
+        if not columns:
+            raise ConfigError(f"field {name!r} stacks an empty list of columns")
+        shapes = {column.spec.shape for column in columns}
+        if len(shapes) > 1 or any(column.spec.kind != "tensor" for column in columns):
+            described = ", ".join(f"{column.name}: {column.spec}" for column in columns)
+            raise SchemaError(f"field {name!r} stacks columns of different shapes or kinds: {described}")
+        dtype = reduce(torch.promote_types, [column.spec.dtype for column in columns if column.spec.dtype is not None])
+        return Field(name, columns, FieldSpec(dtype, (len(columns), *columns[0].spec.shape)), is_stack=True)
+
+    def _column(self, name: str) -> Column:
+        self._check_names([name])
+        stored = self._first.columns[name]
+        for file in self._files.files[1:]:
+            _check_same(name, self._first, file)
+        fill = self._options.null_fill
+        is_own = isinstance(fill, Mapping)
+        fill = fill.get(name) if is_own else fill
+        column = plan_column(stored, widen_unsigned=self._options.widen_unsigned, fill=fill)
+        if fill is not None and not fits(fill, column):
+            if is_own:
+                raise ConfigError(f"null_fill={{{name!r}: {fill!r}}} is no value of this field, which is {column.spec}")
+            column = replace(column, fill=None)
+        if None in column.lengths:
+            column = column.measured(measure_lengths(self._files, column, self._options.ragged))
+        if column.is_categorical:
+            column = column.with_vocabulary(read_vocabulary(self._files, name))
+        check_footers(self._files, column, may_have_nulls=fill is not None or self._options.has_filters)
+        return column
+
+    def _check_names(self, names: Sequence[str] | Mapping[str, Any]) -> None:
+        known = self._first.columns
+        for name in names:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
+                choices = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(known)}"
+                raise ConfigError(f"{self._first.path} has no field {name!r}; {choices}")
+
+
+def _check_same(name: str, first: DataFile, other: DataFile) -> None:
+    if name not in other.columns:
+        raise SchemaError(f"{other.path} has no field {name!r}, but {first.path} has; all files need the same fields")
+    expected, found = first.columns[name], other.columns[name]
+    if found.problem or found.comparable != expected.comparable:
+        raise SchemaError(
+            f"field {name!r} is {found.problem or found.field.type} in {other.path}, but {expected.field.type} in "
+            f"{first.path}; write the files with one schema, or leave the field out with fields=[...]"
+        )
