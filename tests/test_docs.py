@@ -56,8 +56,8 @@ def run_command(words: list[str]) -> None:
     program, *arguments = words[len(variables) :]
     with mock.patch.dict(os.environ, dict(variable.split("=", 1) for variable in variables)):
         if program == "fastio":
-            # The demo has a test of its own.
-            assert arguments[0] == "demo" or main(arguments) == 0
+            # The demo has a test of its own; the doctor may well find something.
+            assert arguments[0] == "demo" or main(arguments) in ((0, 1) if arguments[0] == "doctor" else (0,))
         elif program == "python" and arguments[0] == "-m":
             assert (REPOSITORY / arguments[1] / "__main__.py").exists()
         elif program == "python":
