@@ -1,0 +1,271 @@
+"""Several readers as one: rows one after another (shards), or fields side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lightning_fastio.errors import SchemaError
+from lightning_fastio.formats.base import FieldLayout, Reader, Rows, check_rows
+from lightning_fastio.formats.blocks import split_by_block
+from lightning_fastio.formats.files import fingerprint_of
+from lightning_fastio.schema import Batch, Schema
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@runtime_checkable
+class Scatters(Protocol):
+    """A reader that can put rows at given places of larger buffers, which saves a copy."""
+
+    def read_into(self, rows: Int64Array, batch: Batch, positions: Int64Array) -> None:
+        """Read checked rows: row ``rows[i]`` goes to place ``positions[i]`` of every tensor or list in the batch."""
+        ...
+
+
+class Concatenated:
+    """The rows of several readers, one after another."""
+
+    def __init__(self, readers: Sequence[Reader], names: Sequence[object]) -> None:
+        """Set up.
+
+        Args:
+            readers: At least one; all have the same schema.
+            names: What each is called in messages, its path for example.
+
+        Raises:
+            SchemaError: Two schemas differ; the message has both names and the field.
+        """
+        for reader, name in zip(readers, names, strict=True):
+            check_same_schema(readers[0].schema, reader.schema, names[0], name)
+        self._readers = list(readers)
+        self._bounds = np.cumsum([0, *map(len, readers)], dtype=np.int64)
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of every reader."""
+        return self._readers[0].schema
+
+    @property
+    def blocks(self) -> Int64Array | None:
+        """Blocks of all readers; one without blocks is one."""
+        if all(reader.blocks is None for reader in self._readers):
+            return None
+        bounds = [
+            start + (np.array([0, len(reader)]) if reader.blocks is None else reader.blocks)
+            for start, reader in zip(self._bounds, self._readers, strict=False)
+        ]
+        return np.unique(np.concatenate(bounds))
+
+    @property
+    def cache_bytes(self) -> int:
+        """The largest cache of a reader: readers of one source share theirs."""
+        return max(reader.cache_bytes for reader in self._readers)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Metadata of all readers; where two differ, the first counts."""
+        return {name: text for reader in reversed(self._readers) for name, text in reader.metadata.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all readers, in order."""
+        return fingerprint_of([], [reader.fingerprint for reader in self._readers])
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    def __repr__(self) -> str:
+        return f"Concatenated({len(self)} rows of {len(self._readers)} readers, {self.schema})"
+
+    def will_need(self, rows: Rows) -> None:
+        """Pass the hint on to the readers that have the rows."""
+        with suppress(IndexError):
+            for reader, _, local in self._split(rows):
+                reader.will_need(local)
+
+    def read(self, rows: Rows, out: Batch | None = None) -> Batch:
+        """Read rows; see `Reader.read`."""
+        num_rows = len(rows)
+        parts = list(self._split(rows))
+        if len(parts) == 1 and np.array_equal(parts[0][1], np.arange(num_rows)):
+            return parts[0][0].read(parts[0][2], out)
+        if not parts:
+            return self._readers[0].read([], out)
+        batch: Batch = dict(self.schema.allocate(num_rows) if out is None else out)
+        sparse: dict[str, list[torch.Tensor]] = {}
+        for name, spec in self.schema.items():
+            if spec.kind == "sparse":
+                sparse[name] = []
+            elif spec.kind != "tensor":
+                batch[name] = cast(Any, [None] * num_rows)
+        for reader, positions, local in parts:
+            self._read_part(reader, positions, local, batch, sparse)
+        order = np.concatenate([positions for _, positions, _ in parts])
+        for name, pieces in sparse.items():
+            batch[name] = _permuted_csr(pieces, order)
+        return {name: batch[name] for name in self.schema}
+
+    def layout(self) -> list[FieldLayout]:
+        """Of the first reader; the others have the same schema."""
+        return self._readers[0].layout()
+
+    def close(self) -> None:
+        """Close all readers."""
+        for reader in self._readers:
+            reader.close()
+
+    def _split(self, rows: Rows) -> Iterator[tuple[Reader, Int64Array, Int64Array]]:
+        for part in split_by_block(check_rows(rows, len(self)), self._bounds):
+            yield self._readers[part.block], part.positions, part.rows
+
+    def _read_part(
+        self,
+        reader: Reader,
+        positions: Int64Array,
+        rows: Int64Array,
+        batch: Batch,
+        sparse: Mapping[str, list[torch.Tensor]],
+    ) -> None:
+        if isinstance(reader, Scatters) and not sparse:
+            reader.read_into(rows, batch, positions)
+            return
+        start, stop = int(positions[0]), int(positions[-1]) + 1
+        if stop - start == len(positions) and np.all(np.diff(positions) == 1):  # They fill a slice of the buffers.
+            place: Any = slice(start, stop)
+            part = reader.read(rows, {name: batch[name][place] for name in self._tensors()})
+            filled = set(self._tensors())
+        else:
+            part, filled = reader.read(rows), set()
+        index = torch.from_numpy(positions)
+        for name, values in part.items():
+            if name in sparse:
+                sparse[name].append(cast(torch.Tensor, values))
+            elif isinstance(values, list):
+                target = cast(list[Any], batch[name])
+                for position, value in zip(positions.tolist(), values, strict=True):
+                    target[position] = value
+            elif name not in filled:
+                cast(torch.Tensor, batch[name])[index] = values
+
+    def _tensors(self) -> list[str]:
+        return [name for name, spec in self.schema.items() if spec.kind == "tensor"]
+
+
+class SideBySide:
+    """The fields of several readers with the same rows."""
+
+    def __init__(self, readers: Mapping[str, Reader]) -> None:
+        """Set up.
+
+        Args:
+            readers: Readers by what they are called in messages; no field occurs in two.
+
+        Raises:
+            SchemaError: Two readers differ in their number of rows, or have a field in common.
+        """
+        self._readers = list(readers.values())
+        fields: dict[str, Any] = {}
+        first = next(iter(readers))
+        for name, reader in readers.items():
+            if len(reader) != len(readers[first]):
+                raise SchemaError(
+                    f"fields side by side need the same number of rows: {first!r} has {len(readers[first])}, "
+                    f"but {name!r} has {len(reader)}"
+                )
+            for field, spec in reader.schema.items():
+                if field in fields:
+                    raise SchemaError(f"field {field!r} occurs twice; the second time in {name!r}")
+                fields[field] = spec
+        self._schema = Schema(fields)
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of all readers, in order."""
+        return self._schema
+
+    @property
+    def blocks(self) -> Int64Array | None:
+        """Blocks of the reader with the most bytes, among those that have blocks."""
+        cut = [reader for reader in self._readers if reader.blocks is not None]
+        return max(cut, key=lambda reader: reader.schema.row_bytes).blocks if cut else None
+
+    @property
+    def cache_bytes(self) -> int:
+        """Caches of all readers together."""
+        return sum(reader.cache_bytes for reader in self._readers)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Metadata of all readers; where two differ, the first counts."""
+        return {name: text for reader in reversed(self._readers) for name, text in reader.metadata.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all readers and their fields."""
+        return fingerprint_of([], [(list(reader.schema), reader.fingerprint) for reader in self._readers])
+
+    def __len__(self) -> int:
+        return len(self._readers[0])
+
+    def __repr__(self) -> str:
+        return f"SideBySide({len(self)} rows, {self.schema})"
+
+    def will_need(self, rows: Rows) -> None:
+        """Pass the hint on."""
+        for reader in self._readers:
+            reader.will_need(rows)
+
+    def read(self, rows: Rows, out: Batch | None = None) -> Batch:
+        """Read rows; see `Reader.read`."""
+        rows = check_rows(rows, len(self))
+        out = self.schema.allocate(len(rows)) if out is None else out
+        batch: Batch = {}
+        for reader in self._readers:
+            batch |= reader.read(rows, {name: out[name] for name in reader.schema if name in out})
+        return batch
+
+    def layout(self) -> list[FieldLayout]:
+        """How each field is stored and read."""
+        return [layout for reader in self._readers for layout in reader.layout()]
+
+    def close(self) -> None:
+        """Close all readers."""
+        for reader in self._readers:
+            reader.close()
+
+
+def check_same_schema(first: Schema, other: Schema, first_name: object, other_name: object) -> None:
+    """Raise `SchemaError` unless two schemas are equal, field order included."""
+    for field in [*first, *other]:
+        if field not in other or field not in first:
+            has, lacks = (first_name, other_name) if field in first else (other_name, first_name)
+            raise SchemaError(
+                f"{has} has the field {field!r}, but {lacks} has not; files of one source hold equal fields"
+            )
+        if first[field] != other[field]:
+            raise SchemaError(
+                f"field {field!r} is {first[field]} in {first_name}, but {other[field]} in {other_name}; "
+                "files of one source hold equal fields"
+            )
+    if list(first) != list(other):
+        raise SchemaError(f"{first_name} has the fields {list(first)}, but {other_name} has {list(other)}")
+
+
+def _permuted_csr(pieces: Sequence[torch.Tensor], positions: Int64Array) -> torch.Tensor:
+    """One sparse CSR tensor whose row ``positions[i]`` is row ``i`` of the pieces laid end to end."""
+    lengths = np.concatenate([np.diff(piece.crow_indices().numpy()) for piece in pieces])
+    starts = np.cumsum(lengths) - lengths
+    order = np.argsort(positions)
+    crow = np.concatenate([[0], np.cumsum(lengths[order])])
+    entries = np.repeat(starts[order] - crow[:-1], lengths[order]) + np.arange(crow[-1])
+    index = torch.from_numpy(entries)
+    columns = torch.cat([piece.col_indices() for piece in pieces])[index]
+    values = torch.cat([piece.values() for piece in pieces])[index]
+    size = (len(lengths), *pieces[0].shape[1:])
+    return torch.sparse_csr_tensor(torch.from_numpy(crow), columns, values, size)
