@@ -127,7 +127,7 @@ def _fastio(module: type[FastIODataModule], path: Path, batch_size: int, **optio
     data = module(train=str(path), batch_size=batch_size, **options)
     data.setup("fit")
     loader = data.train_dataloader()
-    return Contender(f"lightning_fastio, shuffle={loader.plan.shuffle!r}", "fastio", lambda: loader)
+    return Contender(f"lightning_fastio, {loader.plan.shuffle} shuffle", "fastio", lambda: loader)
 
 
 def _gather_in_ram(data: npt.NDArray[Any], batch_size: int) -> Contender:
@@ -166,7 +166,7 @@ def _hdf5(
     dataset = h5py.File(path)["x"]
     contenders = [
         _per_sample(PerSample(dataset), batch_size),
-        _per_batch(H5Batch(dataset), batch_size, "DataLoader, one h5py selection a batch"),
+        _per_batch(H5Batch(dataset), batch_size, "DataLoader, one selection a batch"),
         _fastio(HDF5DataModule, path, batch_size),
         _gather_in_ram(data, batch_size),
     ]

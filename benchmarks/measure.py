@@ -78,8 +78,9 @@ class Comparison:
     def show(self, console: Console) -> None:
         """Print the table."""
         table = Table(title=self.title, title_justify="left", caption=self.note or None, caption_justify="left")
-        for heading in ("", "rows/s", "GB/s", "µs a batch", "of the limit", "times today's"):
-            table.add_column(heading, justify="right" if heading else "left")
+        table.add_column("", no_wrap=True)
+        for heading in ("rows/s", "GB/s", "µs/batch", "of limit", "x today"):
+            table.add_column(heading, justify="right")
         limit, today = self.of("limit"), self.of("today")
         for each in self.contenders:
             rate = each.rows_per_s

@@ -40,7 +40,7 @@ def main(max_epochs: int = 10) -> Trainer:
     digits = load_digits()
     samples = TensorDataset(torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target))
     train, val = random_split(samples, [0.8, 0.2], torch.Generator().manual_seed(0))
-    trainer = Trainer(max_epochs=max_epochs, callbacks=[PrefetchCallback(), MemoryHygieneCallback()])
+    trainer = Trainer(max_epochs=max_epochs, callbacks=[MemoryHygieneCallback(), PrefetchCallback()])
     trainer.fit(Net(), DataLoader(train, 64, shuffle=True), DataLoader(val, 64))
     return trainer
 

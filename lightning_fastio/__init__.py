@@ -17,6 +17,7 @@ __all__ = [
     "NumpyDataModule",
     "ParquetDataModule",
     "PrefetchCallback",
+    "diagnose",
     "open_reader",
     "open_writer",
 ]
@@ -24,6 +25,7 @@ __all__ = [
 if TYPE_CHECKING:
     from lightning_fastio.callbacks import MemoryHygieneCallback, PrefetchCallback
     from lightning_fastio.datamodules import FastIODataModule, HDF5DataModule, NumpyDataModule, ParquetDataModule
+    from lightning_fastio.doctor import diagnose
     from lightning_fastio.errors import FastIOError
     from lightning_fastio.formats import open_reader, open_writer
     from lightning_fastio.loader import BatchLoader
@@ -40,6 +42,7 @@ _MODULES = {
     "NumpyDataModule": "datamodules",
     "ParquetDataModule": "datamodules",
     "PrefetchCallback": "callbacks",
+    "diagnose": "doctor",
     "open_reader": "formats",
     "open_writer": "formats",
 }

@@ -125,8 +125,8 @@ def _try_format(name: str, folder: Path, epochs: int, advance: Callable[[], Any]
     rates = _rows_per_s({"fastio": data.train_dataloader(), "plain": plain}, num_rows=len(samples))
     advance()
 
-    prefetch = PrefetchCallback()
-    metrics = _train(data, epochs, [prefetch, MemoryHygieneCallback(), _EndOfEpoch(advance)])
+    prefetch = PrefetchCallback(summary=False)
+    metrics = _train(data, epochs, [MemoryHygieneCallback(summary=False), prefetch, _EndOfEpoch(advance)])
     plain.forget()
     _train(plain, epochs, [_EndOfEpoch(advance)])
     return Result(
