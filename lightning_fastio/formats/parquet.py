@@ -8,7 +8,6 @@ ahead. Rows are numbered in file order, files in natural order, counting only ro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 from lightning_fastio.errors import SchemaError
 from lightning_fastio.formats.base import FieldLayout, Fields, Rows, check_rows
 from lightning_fastio.formats.blocks import BlockCache, BlockRows, split_by_block
+from lightning_fastio.formats.files import Source, fingerprint_of, resolve
 from lightning_fastio.formats.parquet_fields import FieldOptions, plan_fields
 from lightning_fastio.formats.parquet_files import Files
 from lightning_fastio.formats.parquet_groups import RowGroups
@@ -122,11 +122,10 @@ class ParquetReader:
     @property
     def fingerprint(self) -> str:
         """Changes with the names, sizes and row counts of the files, the schema, and the rows that pass filters."""
-        digest = blake2b(repr(self.schema).encode(), digest_size=8)
-        for file in self._files.files:
-            digest.update(f"{file.path.name} {file.stamp[0]} {file.num_rows}".encode())
-        digest.update(self._groups.kept_bytes())
-        return digest.hexdigest()
+        counts = [file.num_rows for file in self._files.files]
+        partitions = [dict(file.partition) for file in self._files.files]
+        paths = [file.path for file in self._files.files]
+        return fingerprint_of(paths, counts, partitions, self.schema, self._groups.kept_digest)
 
     def will_need(self, rows: Rows) -> None:
         """Begin to decode the row groups of these rows, as far as the cache has room."""
@@ -176,14 +175,6 @@ class ParquetReader:
         return {field.name: field.decode(table, place) for field in self._fields}
 
 
-def resolve(source: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Files of a source, in natural order."""
-    if not isinstance(source, (str, Path)):
-        return [path for each in source for path in resolve(each)]
-    path = Path(source)
-    return sorted(path.rglob("[!._]*.parquet")) if path.is_dir() else [path]
-
-
 def _requests(parts: Iterable[BlockRows]) -> list[tuple[int, int]]:
     return [(part.block, len(part.rows)) for part in parts]
 
@@ -198,7 +189,7 @@ def _gather(values: Values, part: BlockRows, target: Any) -> None:
 
 
 def open_source(
-    source: str | Path | Sequence[str | Path],
+    source: Source,
     fields: Fields = None,
     *,
     ragged: RaggedPolicy = "auto",
@@ -210,7 +201,7 @@ def open_source(
     """Open a file, a folder, a glob, or a list of these; see `ParquetReader`."""
     sources = [source] if isinstance(source, (str, Path)) else list(source)
     return ParquetReader(
-        resolve(source),
+        resolve(source, "parquet"),
         fields,
         ragged=ragged,
         null_fill=null_fill,

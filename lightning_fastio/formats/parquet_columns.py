@@ -162,16 +162,15 @@ class Column:
         return values.astype(target, copy=False)
 
     def _filling(self, array: pa.Array, place: Place) -> Any:
-        if self.fill is None:
-            raise self.null_error(array.null_count, len(array), nans(array), place(first_null(array)))
-        return self.fill
-
-    def null_error(self, num_nulls: int, num_values: int, num_nans: int, place: str) -> FormatError:
-        """Why nulls are refused, with counts that keep null and NaN apart."""
-        return FormatError(
-            f"field {self.name!r} has {num_nulls} null among {num_values} values ({num_nans} are NaN, which is a "
-            f"value), the first in {place}; pass null_fill={{{self.name!r}: VALUE}}, or filters=... to leave such "
-            "rows out"
+        """What the nulls of an array become, or an error that counts null and NaN apart."""
+        if self.fill is not None:
+            return self.fill
+        first_null = pc.index(array.is_null(), pa.scalar(True)).as_py()
+        num_nans = pc.sum(pc.is_nan(array)).as_py() if pa.types.is_floating(array.type) else 0
+        raise FormatError(
+            f"field {self.name!r} has {array.null_count} null among {len(array)} values ({num_nans or 0} are NaN, which "
+            f"is a value), the first in {place(first_null)}; pass null_fill={{{self.name!r}: VALUE}}, or filters=... to "
+            "leave such rows out"
         )
 
 
@@ -221,18 +220,6 @@ def extract(table: pa.Table, stored: StoredColumn) -> pa.Array:
     if column.num_chunks == 0:
         return _storage(pa.array([], column.type))
     return pa.concat_arrays([_storage(chunk) for chunk in column.unify_dictionaries().chunks])
-
-
-def first_null(array: pa.Array) -> int:
-    """Position of the first null."""
-    return int(pc.index(array.is_null(), pa.scalar(True)).as_py())
-
-
-def nans(array: pa.Array) -> int:
-    """How many values are NaN."""
-    if not pa.types.is_floating(array.type):
-        return 0
-    return int(pc.sum(pc.is_nan(array)).as_py() or 0)
 
 
 def _element(stored: StoredColumn, type_: pa.DataType) -> tuple[torch.dtype, tuple[int, ...]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from lightning_fastio.formats.parquet_files import DataFile, Files
 from lightning_fastio.formats.parquet_schema import index_columns
 from lightning_fastio.formats.parquet_survey import RaggedPolicy, check_footers, measure_lengths, read_vocabulary
 from lightning_fastio.formats.parquet_values import Dense, Values
+from lightning_fastio.formats.selection import unknown_field, wanted_fields
 from lightning_fastio.schema import FieldSpec
 
 _log = logging.getLogger("lightning_fastio")
@@ -41,7 +41,7 @@ class Field:
         for position, column in enumerate(self.columns):
             values = column.decode(table, place)
             assert isinstance(values, Dense)
-            matrix[:, position] = values.rows
+            matrix[..., position] = values.rows
         return Dense(matrix)
 
 
@@ -60,17 +60,19 @@ def plan_fields(files: Files, fields: Fields, options: FieldOptions) -> list[Fie
     """Fields to deliver, checked over all files.
 
     Raises:
-        ConfigError: A field is unknown, or ``null_fill`` does not suit it.
-        SchemaError: The files differ in a column that is used, or stacked columns differ in shape.
+        ConfigError: ``null_fill`` does not suit a field.
+        SchemaError: A field is unknown, the files differ in a column that is used, or stacked columns differ in shape.
         FormatError: A named field cannot be loaded, no field can, or there are nulls without ``null_fill``.
     """
     planner = _Planner(files, options)
-    if fields is None:
+    wanted = wanted_fields(fields)
+    if wanted is None:
         return planner.all_fields()
-    if isinstance(fields, str):
-        raise ConfigError(f"fields={fields!r} is one name; write fields=[{fields!r}]")
-    wanted = fields if isinstance(fields, Mapping) else {name: name for name in fields}
-    return [planner.field(name, stored) for name, stored in wanted.items()]
+    stacks = fields if isinstance(fields, Mapping) else {}
+    return [
+        planner.field(name, stored, is_stack=not isinstance(stacks.get(name, ""), str))
+        for name, stored in wanted.items()
+    ]
 
 
 class _Planner:
@@ -91,7 +93,7 @@ class _Planner:
                 _log.info("left out %r, the index of a pandas frame; name it in fields to take it", column.name)
                 continue
             try:
-                taken.append(self.field(column.name, column.name))
+                taken.append(self.field(column.name, [column.name]))
             except FormatError as error:
                 reasons[column.name] = str(error)
         if not taken:
@@ -102,20 +104,17 @@ class _Planner:
             _log.warning("%s: left out: %s. Use fields=%s", self._first.path, "; ".join(reasons.values()), names)
         return taken
 
-    def field(self, name: str, stored: str | Sequence[str]) -> Field:
-        """One field out of one column, or out of a list of columns."""
-        if isinstance(stored, str):
-            column = self._column(stored)
-            return Field(name, (column,), column.spec)
+    def field(self, name: str, stored: Sequence[str], *, is_stack: bool = False) -> Field:
+        """One field out of one column, or out of several that are stacked."""
         columns = tuple(self._column(each) for each in stored)
-        if not columns:
-            raise ConfigError(f"field {name!r} stacks an empty list of columns")
+        if not is_stack:
+            return Field(name, columns, columns[0].spec)
         shapes = {column.spec.shape for column in columns}
         if len(shapes) > 1 or any(column.spec.kind != "tensor" for column in columns):
             described = ", ".join(f"{column.name}: {column.spec}" for column in columns)
             raise SchemaError(f"field {name!r} stacks columns of different shapes or kinds: {described}")
         dtype = reduce(torch.promote_types, [column.spec.dtype for column in columns if column.spec.dtype is not None])
-        return Field(name, columns, FieldSpec(dtype, (len(columns), *columns[0].spec.shape)), is_stack=True)
+        return Field(name, columns, FieldSpec(dtype, (*columns[0].spec.shape, len(columns))), is_stack=True)
 
     def _column(self, name: str) -> Column:
         self._check_names([name])
@@ -138,12 +137,9 @@ class _Planner:
         return column
 
     def _check_names(self, names: Sequence[str] | Mapping[str, Any]) -> None:
-        known = self._first.columns
         for name in names:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
-                choices = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(known)}"
-                raise ConfigError(f"{self._first.path} has no field {name!r}; {choices}")
+            if name not in self._first.columns:
+                raise unknown_field(name, self._first.columns, self._first.path)
 
 
 def _check_same(name: str, first: DataFile, other: DataFile) -> None:

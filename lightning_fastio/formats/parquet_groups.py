@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -96,9 +97,10 @@ class RowGroups:
         """Row groups that hold rows to deliver."""
         return len(self._group)
 
-    def kept_bytes(self) -> bytes:
-        """The rows that passed the filters, for a fingerprint; empty without filters."""
-        return b"" if self._kept is None else self._file.tobytes() + self._kept.tobytes()
+    @property
+    def kept_digest(self) -> str:
+        """A text that changes with the rows that pass the filters; empty without filters."""
+        return "" if self._kept is None else blake2b(self._kept.tobytes(), digest_size=8).hexdigest()
 
     def _merge(self) -> Int64Array:
         """First row group of each block, and the number of row groups; a block lies within one file."""

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from lightning_fastio.errors import CorruptFileError, FormatError
-from lightning_fastio.formats.parquet_columns import Column, extract, first_null, nans
+from lightning_fastio.formats.parquet_columns import Column, extract
 from lightning_fastio.formats.parquet_files import Files
 from lightning_fastio.formats.parquet_schema import storage_type
 
@@ -60,16 +60,16 @@ def check_footers(files: Files, column: Column, *, may_have_nulls: bool) -> None
         FormatError: The statistics count nulls; the message has their number, and the number of NaN apart from it.
         CorruptFileError: A row group is smaller than a single value of the column.
     """
-    is_flat = not column.lengths
     width = column.stored.type.byte_width if pa.types.is_fixed_size_binary(column.stored.type) else 0
-    look_for_nulls = is_flat and not may_have_nulls
+    # Empty lists count as nulls in the statistics, so that they say nothing about ragged columns.
+    look_for_nulls = column.spec.kind != "ragged" and not may_have_nulls
     if column.stored.leaf < 0 or not (width or look_for_nulls):
         return
-    for index, group, _ in _row_groups(files):
+    for index, group, first_row in _row_groups(files):
         file = files.files[index]
         stored = file.columns[column.name]
         chunk = files.footer(index).row_group(group).column(stored.leaf)
-        statistics = chunk.statistics if stored.nullable else None
+        statistics = chunk.statistics
         num_nulls = statistics.null_count if statistics is not None and statistics.has_null_count else 0
         if width > chunk.total_uncompressed_size and num_nulls == 0:
             raise CorruptFileError(
@@ -77,9 +77,8 @@ def check_footers(files: Files, column: Column, *, may_have_nulls: bool) -> None
                 f"{chunk.total_uncompressed_size} bytes in all; the file is damaged, write it again"
             )
         if look_for_nulls and num_nulls:
-            array = extract(files.read(index, [group], [column.name]), stored)
-            row = int(file.group_rows[:group].sum()) + first_null(array)
-            raise column.null_error(array.null_count, len(array), nans(array), f"row {row} of {file.path}")
+            table = files.read(index, [group], [column.name])
+            column.decode(table, lambda row: f"row {first_row + row} of {file.path}")  # noqa: B023
 
 
 def _row_groups(files: Files) -> Iterator[tuple[int, int, int]]:
