@@ -116,14 +116,17 @@ def _show(source: str, contents: dict[str, Any]) -> None:
             console.print(Text(f"{field['name']}: {field['hint']}", style="yellow"))
     blocks = contents["blocks"]
     if blocks:
-        console.print(
-            f"{blocks['number']:,} blocks of {blocks['rows_smallest']:,} to {blocks['rows_largest']:,} rows decode "
-            f"whole; shuffle='auto' is {blocks['shuffle']!r} here.",
-            highlight=False,
+        console.print(_about(blocks), highlight=False)
+
+
+def _about(blocks: dict[str, Any]) -> str:
+    smallest, largest = blocks["rows_smallest"], blocks["rows_largest"]
+    rows = f"{largest:,} rows" if smallest == largest else f"{smallest:,} to {largest:,} rows"
+    units = "1 block" if blocks["number"] == 1 else f"{blocks['number']:,} blocks"
+    text = f"Rows decode in {units} of {rows}; shuffle='auto' is {blocks['shuffle']!r}."
+    if "class_imbalance" in blocks:
+        text += (
+            f" Were the rows sorted by ten classes, batches of {_BATCH_SIZE} would be {blocks['class_imbalance']:.2f} "
+            f"away from the classes' shares; a uniform shuffle is {blocks['class_imbalance_uniform']:.2f} away."
         )
-    if blocks and "class_imbalance" in blocks:
-        console.print(
-            f"Were the rows sorted by ten classes, batches of {_BATCH_SIZE} would be {blocks['class_imbalance']:.2f} "
-            f"away from the classes' shares; a uniform shuffle is {blocks['class_imbalance_uniform']:.2f} away.",
-            highlight=False,
-        )
+    return text
