@@ -168,9 +168,9 @@ class Column:
         first_null = pc.index(array.is_null(), pa.scalar(True)).as_py()
         num_nans = pc.sum(pc.is_nan(array)).as_py() if pa.types.is_floating(array.type) else 0
         raise FormatError(
-            f"field {self.name!r} has {array.null_count} null among {len(array)} values ({num_nans or 0} are NaN, which "
-            f"is a value), the first in {place(first_null)}; pass null_fill={{{self.name!r}: VALUE}}, or filters=... to "
-            "leave such rows out"
+            f"field {self.name!r} has {array.null_count} null among {len(array)} values ({num_nans or 0} are NaN, "
+            f"which is a value), the first in {place(first_null)}; pass null_fill={{{self.name!r}: VALUE}}, or "
+            "filters=... to leave such rows out"
         )
 
 

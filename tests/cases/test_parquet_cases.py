@@ -56,9 +56,13 @@ class TestP4NullRowsInsideListColumns:
         vectors = pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32()))
         return write(tmp_path / "a.parquet", {"id": [1, 2, 3], "x": vectors})
 
-    def test_are_refused_by_name(self, path: Path) -> None:
+    def test_are_refused_by_name_when_opening(self, path: Path) -> None:
         with pytest.raises(FormatError, match=r"'x' has 1 null.*row 1 of .*null_fill"):
-            everything(path)
+            open_source(path, ["x", "id"])
+
+    def test_are_left_out_with_a_notice_when_not_named(self, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        assert list(open_source(path).schema) == ["id"]
+        assert "'x' has 1 null among 3 values" in caplog.text
 
     def test_are_filled_and_later_rows_stay_in_place(self, path: Path) -> None:
         batch = everything(path, null_fill={"x": -1.0})
@@ -309,7 +313,7 @@ class TestP20FixedShapeTensors:
     def test_a_null_is_refused_or_filled(self, tmp_path: Path) -> None:
         path = write(tmp_path / "a.parquet", {"x": self.column([[1, 2], None], [2])})
         with pytest.raises(FormatError, match="'x' has 1 null"):
-            everything(path)
+            open_source(path)
         assert everything(path, null_fill=0)["x"].tolist() == [[1, 2], [0, 0]]
 
 
