@@ -278,9 +278,14 @@ class BatchLoader:
             workers = InlineWorkers(self._fetcher, make_tasks, start, stop)
         elif self.worker_type == "thread":
             ahead = self.num_workers * self.prefetch_factor
-            group = max(1, min(_GROUP_BYTES // self._batch_bytes(), 64))
             workers = ThreadWorkers(
-                self._fetcher, make_tasks, start, stop, num_threads=self.num_workers, ahead=ahead, group=group
+                self._fetcher,
+                make_tasks,
+                start,
+                stop,
+                num_threads=self.num_workers,
+                ahead=ahead,
+                group=self._batches_per_read(),
             )
         else:
             if self._process_loader is None:
@@ -335,6 +340,12 @@ class BatchLoader:
             return self._resumed
         epoch, batch = self._position
         return epoch.legs_after(batch)
+
+    def _batches_per_read(self) -> int:
+        # Sparse tensors cannot be cut into batches.
+        if any(spec.kind == "sparse" for spec in self.reader.schema.values()):
+            return 1
+        return max(1, min(_GROUP_BYTES // self._batch_bytes(), 64))
 
     def _batch_bytes(self) -> int:
         return max(1, self.reader.schema.row_bytes * self.batch_size)
