@@ -127,8 +127,9 @@ def convert(
         ``convert("photos/", "photos.h5", size=(224, 224))``
     """
     call = dict(locals())
-    from lightning_fastio.convert.run import RunOptions, run_conversion
-    from lightning_fastio.convert.sources import SourceOptions, open_source
+    from lightning_fastio.convert.options import RunOptions, SourceOptions
+    from lightning_fastio.convert.run import run_conversion
+    from lightning_fastio.convert.sources import open_source
     from lightning_fastio.convert.target import choose_target
 
     target = choose_target(
@@ -136,7 +137,7 @@ def convert(
     )
     options = SourceOptions(**{name: call[name] for name in SourceOptions.__dataclass_fields__})
     run = RunOptions(**{name: call[name] for name in RunOptions.__dataclass_fields__})
-    return run_conversion(open_source(source, options), target, run, options.changed())
+    return run_conversion(open_source(source, options, target.staging), target, run, options.changed())
 
 
 def verify(path: str | Path) -> Manifest:

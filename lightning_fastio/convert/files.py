@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from lightning_fastio.convert.manifest import escape_name
-from lightning_fastio.errors import ConfigError, FileAccessError
+from lightning_fastio.errors import ConfigError, CorruptFileError, FileAccessError
+from lightning_fastio.formats.files import natural_order
 
 logger = logging.getLogger("lightning_fastio")
 
@@ -20,12 +21,10 @@ IMAGE_SUFFIXES = frozenset(
         *(".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".jp2", ".avif", ".ico"),
     )
 )
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+TEXT_SUFFIXES = (".txt", ".text", ".md", *JSON_SUFFIXES)
+COMPRESSED_SUFFIXES = (".gz", ".bz2", ".zst", ".lz4")
 SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
-
-
-def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Sorts ``2.png`` before ``10.png``, the same on every machine."""
-    return [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in re.split(r"(\d+)", name) if piece]
 
 
 def walk(root: Path) -> Iterator[str]:
@@ -42,7 +41,33 @@ def walk(root: Path) -> Iterator[str]:
     for folder, subfolders, files in os.walk(root, onerror=refuse, followlinks=True):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         found.extend(os.path.relpath(os.path.join(folder, name), root) for name in files if not name.startswith("."))
-    yield from sorted(found, key=natural_key)
+    yield from sorted(found, key=natural_order)
+
+
+def kind_suffix(file: Path) -> str:
+    """The suffix in lower case, below one of compression."""
+    name = file.name.lower()
+    for suffix in COMPRESSED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return os.path.splitext(name)[1]
+
+
+def is_dataset_folder(path: Path) -> bool:
+    """Whether a folder was written by ``save_to_disk`` of Hugging Face datasets."""
+    return (path / "state.json").is_file()
+
+
+def dataset_files(folder: Path) -> list[Path]:
+    """The Arrow files of such a folder, in order.
+
+    Raises:
+        CorruptFileError: Its ``state.json`` does not name them.
+    """
+    try:
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        return [folder / entry["filename"] for entry in state["_data_files"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptFileError(f"{folder / 'state.json'}: names no data files: {error}") from error
 
 
 def list_images(root: Path) -> list[str]:

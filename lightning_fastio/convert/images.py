@@ -6,7 +6,9 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ import numpy.typing as npt
 from lightning_fastio.convert.files import class_of, find_splits, list_images, pair_by_stem
 from lightning_fastio.convert.labels import read_labels, typed_column
 from lightning_fastio.convert.manifest import escape_name, fingerprint
-from lightning_fastio.convert.pictures import FilePictures, LoadPictures
+from lightning_fastio.convert.pictures import FilePictures, LoadPictures, Pictures
 from lightning_fastio.convert.pixels import ImageRules, header_size
 from lightning_fastio.convert.source import TASK_BYTES, Skipped, Source, Task
-from lightning_fastio.errors import ConfigError, FormatError
+from lightning_fastio.errors import ConfigError, CorruptFileError, FormatError
 
 logger = logging.getLogger("lightning_fastio")
 
@@ -113,7 +115,7 @@ def open_image_folder(
     if shuffle_seed is not None:
         generator = np.random.Generator(np.random.PCG64(shuffle_seed))
         splits = [split.reordered(generator.permutation(len(split.names)).tolist()) for split in splits]
-    task_pictures = _task_pictures(root, splits, rules, encoded=encoded, ragged=ragged)
+    everything = FilePictures([os.path.join(split.name, name) for split in splits for name in split.names], str(root))
     stats = [
         (os.path.join(split.name, name), os.stat(root / split.name / name)) for split in splits for name in split.names
     ]
@@ -122,10 +124,10 @@ def open_image_folder(
         root=root,
         splits=splits,
         load=LoadPictures(rules, encoded=encoded, ragged=ragged, with_path=with_path),
-        metadata={"classes": json.dumps(names, ensure_ascii=False)} if names else {},
+        metadata=class_metadata(names),
         fingerprint=fingerprint(stats, asdict(rules)),
         skipped=skipped,
-        task_pictures=task_pictures,
+        task_pictures=task_pictures(everything, rules, encoded=encoded, ragged=ragged),
         num_items=sum(len(split.names) for split in splits),
     )
 
@@ -203,23 +205,39 @@ def _map_classes(splits: list[Split], given: Sequence[str] | None, root: Path) -
     return [escape_name(name) for name in names]
 
 
-def _task_pictures(root: Path, splits: list[Split], rules: ImageRules, *, encoded: bool, ragged: bool) -> int:
-    """Pictures in a task; checks early that pictures which must have one size do."""
-    files = [root / split.name / name for split in splits for name in split.names]
-    step = -(-len(files) // _NUM_SIZES_CHECKED)
+def task_pictures(sample: Pictures, rules: ImageRules, *, encoded: bool, ragged: bool) -> int:
+    """Number of pictures in a task; checks early that pictures which must have one size do.
+
+    Args:
+        sample: Pictures of the source, of which some headers are read.
+        rules: How pictures become arrays.
+        encoded: Whether the encoded bytes are kept.
+        ragged: Whether each keeps its size.
+
+    Raises:
+        ConfigError: Pictures differ in size and no option says what to do about it.
+    """
     if rules.same_size and not encoded and rules.size is not None:
         height, width = rules.size
     else:
-        sizes = {size: file for file in files[::step] if (size := header_size(file, rules.max_pixels))}
+        step = -(-len(sample.names) // _NUM_SIZES_CHECKED)
+        sizes: dict[tuple[int, int], str] = {}
+        for index in range(0, len(sample.names), step):
+            with suppress(CorruptFileError, OSError):
+                sizes.setdefault(header_size(sample.read(index), rules.max_pixels), sample.names[index])
         if len(sizes) > 1 and not encoded and not ragged:
             (one, first), (two, second) = list(sizes.items())[:2]
             raise ConfigError(
-                f"pictures differ in size: {escape_name(str(first))} is {one}, {escape_name(str(second))} is {two} "
-                f"as (height, width). Give size=(height, width) to bring all to one size, or ragged=True to keep "
-                f"each as it is"
+                f"pictures differ in size: {escape_name(first)} is {one}, {escape_name(second)} is {two} as (height, "
+                f"width). Give size=(height, width) to bring all to one size, or ragged=True to keep each as it is"
             )
-        height, width = max(sizes, key=lambda size: size[0] * size[1], default=(512, 512))
+        height, width = max(sizes, key=prod, default=(512, 512))
     return max(1, min(_MAX_TASK_PICTURES, TASK_BYTES // (height * width * 3)))
+
+
+def class_metadata(names: Sequence[str]) -> dict[str, str]:
+    """Class names as the metadata that a reader delivers."""
+    return {"classes": json.dumps(list(names), ensure_ascii=False)} if names else {}
 
 
 def _take(values: Any, order: Sequence[int]) -> Any:

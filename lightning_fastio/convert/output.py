@@ -64,7 +64,7 @@ class Output:
         self.fields: dict[str, str] = {}
         self.metadata = metadata
         self.compression: Compression | None = None
-        self.staging = target.destination.with_name(f".{target.destination.name}.partial")
+        self.staging = target.staging
         self.data = self.staging / "data"
         self._header: dict[str, Any] = json.loads(json.dumps(header, default=str))
         self._writer: Writer | None = None
@@ -73,14 +73,16 @@ class Output:
         self._read_journal()
 
     def _open_staging(self, *, resume: bool, overwrite: bool) -> IO[str]:
-        if self.staging.exists() and not resume:
+        journal = self.staging / "journal.jsonl"
+        if journal.exists() and not resume:
             if not overwrite:
                 raise ConfigError(
                     f"{self.staging} holds an unfinished conversion: resume=True (--resume) goes on with it, "
                     f"overwrite=True (--overwrite) starts again"
                 )
             self._lock().close()
-            shutil.rmtree(self.staging)
+            journal.unlink()
+            shutil.rmtree(self.data, ignore_errors=True)
         self.staging.mkdir(parents=True, exist_ok=True)
         return self._lock()
 

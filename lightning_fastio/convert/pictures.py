@@ -36,6 +36,10 @@ class Pictures(ABC):
         """The encoded mask that belongs to it; None without masks."""
         return None
 
+    def read_fields(self, index: int) -> dict[str, int | str]:
+        """Fields of its row that are not in ``columns`` because they have to be read."""
+        return {}
+
 
 @dataclass(frozen=True)
 class FilePictures(Pictures):
@@ -55,14 +59,25 @@ class FilePictures(Pictures):
 
 @dataclass(frozen=True)
 class TarPictures(Pictures):
-    """Pictures that are members of an uncompressed tar file."""
+    """Pictures that are members of uncompressed tar files, with the members that share their key."""
 
     file: str
-    spans: list[tuple[int, int]]
-    """Offset and size of each member."""
+    members: list[dict[str, tuple[int, int]]]
+    """For each picture: offset and size of the picture, under ``image``, and of its text members, by field."""
 
     def read(self, index: int) -> bytes:
-        offset, size = self.spans[index]
+        return self._member(index, "image")
+
+    def read_fields(self, index: int) -> dict[str, int | str]:
+        fields: dict[str, int | str] = {}
+        for name in self.members[index]:
+            if name != "image":
+                text = self._member(index, name).decode("utf-8")
+                fields[name] = int(text) if name == "label" else text
+        return fields
+
+    def _member(self, index: int, name: str) -> bytes:
+        offset, size = self.members[index][name]
         descriptor = os.open(self.file, os.O_RDONLY)
         try:
             data = os.pread(descriptor, size, offset)
@@ -71,6 +86,16 @@ class TarPictures(Pictures):
         if len(data) < size:
             raise CorruptFileError(f"incomplete: {self.file} ends inside this member")
         return data
+
+
+@dataclass(frozen=True)
+class EncodedPictures(Pictures):
+    """Pictures that come along, encoded."""
+
+    data: list[bytes]
+
+    def read(self, index: int) -> bytes:
+        return self.data[index]
 
 
 @dataclass(frozen=True)
@@ -89,16 +114,19 @@ class LoadPictures:
     def __call__(self, pictures: Pictures) -> Loaded:
         images: list[Any] = []
         masks: list[Pixels] = []
+        fields: list[dict[str, int | str]] = []
         kept: list[int] = []
         skipped: list[Skipped] = []
         for index, name in enumerate(pictures.names):
             try:
                 image = self._image(pictures.read(index))
                 mask = self._mask(pictures.read_mask(index), image)
-            except (CorruptFileError, FormatError, OSError) as error:
+                fields_of_row = pictures.read_fields(index)
+            except (CorruptFileError, FormatError, OSError, ValueError) as error:
                 skipped.append(Skipped(escape_name(name), str(error)))
                 continue
             images.append(image)
+            fields.append(fields_of_row)
             kept.append(index)
             if mask is not None:
                 masks.append(mask)
@@ -109,6 +137,7 @@ class LoadPictures:
         if masks:
             rows["mask"] = [mask.reshape(-1) for mask in masks] if self.ragged else stack(masks, names)
         rows.update({name: _chosen(values, kept) for name, values in pictures.columns.items()})
+        rows.update(_columns(fields))
         if self.with_path:
             rows["path"] = [escape_name(name) for name in names]
         return Loaded(rows, skipped)
@@ -161,6 +190,14 @@ def differing(one: str, first: Pixels, two: str, second: Pixels) -> str:
         f"as (height, width, channels): give size=(height, width) to bring all to one size, channels='RGB' or 'L' "
         f"for one mode, or ragged=True to store each as it is"
     )
+
+
+def _columns(fields: list[dict[str, int | str]]) -> RowBatch:
+    columns: RowBatch = {}
+    for name, first in fields[0].items():
+        values = [entry[name] for entry in fields]
+        columns[name] = values if isinstance(first, str) else np.array(values, np.int64)
+    return columns
 
 
 def _chosen(values: Any, kept: list[int]) -> Any:

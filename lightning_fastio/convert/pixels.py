@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -168,13 +167,14 @@ def shown_size(image: Image.Image) -> tuple[int, int]:
     return (width, height) if swapped else (height, width)
 
 
-def header_size(file: Path, max_pixels: int) -> tuple[int, int] | None:
-    """(height, width) of a picture file out of its header; None when it has no readable one."""
-    try:
-        with _opened(file.read_bytes(), max_pixels) as image:
-            return shown_size(image)
-    except (CorruptFileError, OSError):
-        return None
+def header_size(data: bytes, max_pixels: int) -> tuple[int, int]:
+    """(height, width) of an encoded picture as shown, out of its header.
+
+    Raises:
+        CorruptFileError: It is not a picture, or has more than ``max_pixels``.
+    """
+    with _opened(data, max_pixels) as image:
+        return shown_size(image)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 from lightning_fastio.convert.slots import Slot, put_in
 from lightning_fastio.convert.source import TASK_BYTES, Engine, Loaded, Task
-from lightning_fastio.errors import ConfigError, FastIOError, MissingDependencyError
+from lightning_fastio.errors import FastIOError, MissingDependencyError
 
 Load: TypeAlias = Callable[[Any], Loaded]
 
@@ -168,9 +168,3 @@ def _ray_result(ray: Any, reference: Any) -> Loaded:
     except ray.exceptions.RayTaskError as error:
         raise error.as_instanceof_cause() from None
     return loaded
-
-
-def check_engine(engine: Engine) -> None:
-    """Refuse a name that is none of the engines."""
-    if engine not in ("auto", "process", "thread", "ray"):
-        raise ConfigError(f"engine {engine!r} is unknown; it is 'auto', 'process', 'thread' or 'ray'")

@@ -84,3 +84,7 @@ class Source(ABC):
     @abstractmethod
     def tasks(self) -> Iterator[Task]:
         """The tasks in order. A second call gives the same ones again."""
+
+    def close(self) -> None:
+        """Release files and remove copies. Nothing to do for most sources."""
+        return

@@ -5,80 +5,36 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from dataclasses import fields as fields_of
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from lightning_fastio.convert.files import IMAGE_SUFFIXES, walk
+from lightning_fastio.convert.files import (
+    IMAGE_SUFFIXES,
+    TEXT_SUFFIXES,
+    dataset_files,
+    is_dataset_folder,
+    kind_suffix,
+    walk,
+)
 from lightning_fastio.convert.manifest import Manifest
+from lightning_fastio.convert.options import IMAGE_OPTIONS, TABLE_OPTIONS, TEXT_OPTIONS, Kind, SourceOptions
 from lightning_fastio.convert.source import Source
 from lightning_fastio.errors import ConfigError, FastIOError, FileAccessError
+from lightning_fastio.formats.files import natural_order
 
-Kind = Literal["auto", "images", "text", "table"]
-
-TEXT_SUFFIXES = frozenset((".txt", ".text", ".md", ".jsonl", ".ndjson"))
-_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 _NUM_LOOKED_AT = 1000
+_PACKED_SUFFIXES = (".tar", ".parquet")
 
 
-@dataclass(frozen=True)
-class SourceOptions:
-    """What decides the rows; described at `lightning_fastio.convert.convert`."""
-
-    kind: Kind = "auto"
-    fn: Callable[[Any], Mapping[str, Any] | None] | None = None
-    fields: Sequence[str] | Mapping[str, str | Sequence[str]] | None = None
-    dtypes: Mapping[str, str] | None = None
-    null_fill: float | str | Mapping[str, float | str] | None = None
-    size: tuple[int, int] | None = None
-    resize: Literal["crop", "fit", "pad", "stretch"] = "crop"
-    channels: Literal["RGB", "L", "keep"] = "RGB"
-    background: tuple[int, int, int] = (255, 255, 255)
-    encoded: bool = False
-    ragged: bool = False
-    labels: str | Path | None = None
-    masks: str | Path | None = None
-    classes: Sequence[str] | str | Path | None = None
-    paths: bool = True
-    max_pixels: int = 178_956_970
-    tokenizer: str | None = None
-    text_field: str = "text"
-    documents: Literal["line", "file"] = "line"
-    end_of_text: int | str | None = None
-    shuffle_seed: int | None = None
-
-    def changed(self) -> dict[str, Any]:
-        """The options that are not at their default, as the manifest lists them."""
-        values = {option.name: getattr(self, option.name) for option in fields_of(self)}
-        changed = {
-            option.name: values[option.name] for option in fields_of(self) if values[option.name] != option.default
-        }
-        if self.fn is not None:
-            changed["fn"] = f"{self.fn.__module__}.{getattr(self.fn, '__qualname__', type(self.fn).__qualname__)}"
-        return changed
-
-    def refuse(self, kind: str, *names: str) -> None:
-        """Raise for options that mean nothing to a source of this kind."""
-        given = [name for name in names if name in self.changed()]
-        if given:
-            raise ConfigError(
-                f"{', '.join(given)}: means nothing for {kind}; leave it out, or say what the source is by kind="
-            )
-
-
-IMAGE_OPTIONS = (
-    "size", "resize", "channels", "background", "encoded", "ragged",
-    "labels", "masks", "classes", "paths", "max_pixels",
-)  # fmt: skip
-TEXT_OPTIONS = ("tokenizer", "documents", "end_of_text")
-TABLE_OPTIONS = ("fields", "dtypes", "null_fill")
-
-
-def open_source(source: Any, options: SourceOptions) -> Source:
+def open_source(source: Any, options: SourceOptions, workspace: Path) -> Source:
     """Open what is to be converted.
+
+    Args:
+        source: As given to ``convert``.
+        options: What decides the rows.
+        workspace: Folder for copies, should some be needed; it exists only while they do.
 
     Raises:
         FileAccessError: There is nothing at the path.
@@ -91,21 +47,15 @@ def open_source(source: Any, options: SourceOptions) -> Source:
         options.refuse("items of your own", *IMAGE_OPTIONS, *TEXT_OPTIONS, *TABLE_OPTIONS)
         return open_items(source, options.fn, shuffle_seed=options.shuffle_seed)
     source = _resolve(source)
-    kind = _kind_of(source) if options.kind == "auto" else options.kind
-    if options.tokenizer is not None and options.kind == "auto" and kind == "table":
-        kind = "text"
+    kind = kind_of(source) if options.kind == "auto" else options.kind
     if kind == "images":
         options.refuse("images", *TEXT_OPTIONS, *TABLE_OPTIONS)
         return _open_images(source, options)
-    options.refuse("a table" if kind == "table" else "text", *IMAGE_OPTIONS)
+    options.refuse("text" if kind == "text" else "a table", *IMAGE_OPTIONS)
     if kind == "text":
-        from lightning_fastio.convert.text import open_text
-
-        return open_text(source, options)
-    options.refuse("a table", *TEXT_OPTIONS)
-    from lightning_fastio.convert.tables import open_table
-
-    return open_table(source, options)
+        options.refuse("text", "fields", "dtypes", "shuffle_seed")
+        return _open_text(source, options)
+    return _open_table(source, options, workspace)
 
 
 def _resolve(source: Any) -> Any:
@@ -113,42 +63,35 @@ def _resolve(source: Any) -> Any:
     if isinstance(source, Mapping):
         return source
     if isinstance(source, (str, Path)):
-        if not os.path.exists(source):
-            found = sorted(glob.glob(str(source), recursive=True)) if glob.has_magic(str(source)) else []
-            if not found:
-                raise FileAccessError(f"{source}: no such file or folder")
-            return [Path(name) for name in found]
-        return Path(source)
+        if os.path.exists(source):
+            return Path(source)
+        found = glob.glob(str(source), recursive=True) if glob.has_magic(str(source)) else []
+        if not found:
+            raise FileAccessError(f"{source}: no such file or folder")
+        return [Path(name) for name in sorted(found, key=natural_order)]
     if isinstance(source, Iterable):
         return [_resolve(entry) for entry in source]
     raise ConfigError(f"source is a {type(source).__name__}: expected a path, a list, a mapping, or items with fn=")
 
 
-def _kind_of(source: Any) -> Kind:
+def kind_of(source: Any) -> Kind:
+    """What a source is, by its files."""
     first = source[0] if isinstance(source, list) and source else source
     if not isinstance(first, Path):
         return "table"
-    if first.is_dir():
-        if (first / "state.json").is_file() or (first / "dataset_dict.json").is_file():
-            return "table"
-        for name in islice(walk(first), _NUM_LOOKED_AT):
-            kind = _kind_of_file(first / name)
-            if kind != "table":
-                return kind
-        return "table"
-    return _kind_of_file(first)
+    if not first.is_dir() or is_dataset_folder(first):
+        return _kind_of_file(first)
+    kinds = (_kind_of_file(first / name) for name in islice(walk(first), _NUM_LOOKED_AT))
+    return next((kind for kind in kinds if kind != "table"), "table")
 
 
 def _kind_of_file(file: Path) -> Kind:
-    name = file.name.lower()
-    for suffix in _COMPRESSED:
-        name = name.removesuffix(suffix)
-    suffix = os.path.splitext(name)[1]
+    suffix = kind_suffix(file)
     if suffix in IMAGE_SUFFIXES or suffix == ".tar":
         return "images"
     if suffix in TEXT_SUFFIXES:
         return "text"
-    if suffix == ".parquet":
+    if suffix == ".parquet" or is_dataset_folder(file):
         from lightning_fastio.convert.encoded import has_encoded_images
 
         return "images" if has_encoded_images(file) else "table"
@@ -156,23 +99,72 @@ def _kind_of_file(file: Path) -> Kind:
 
 
 def _open_images(source: Any, options: SourceOptions) -> Source:
+    from lightning_fastio.convert.encoded import open_encoded
     from lightning_fastio.convert.images import open_image_folder
     from lightning_fastio.convert.pixels import ImageRules
+    from lightning_fastio.convert.tars import open_tars
 
     rules = ImageRules(options.size, options.resize, options.channels, options.background, options.max_pixels)
-    if isinstance(source, Path) and source.is_dir():
-        return open_image_folder(
-            source,
-            rules,
-            labels=None if options.labels is None else Path(options.labels),
-            masks=None if options.masks is None else Path(options.masks),
-            classes=read_classes(options.classes),
-            encoded=options.encoded,
-            ragged=options.ragged,
-            with_path=options.paths,
-            shuffle_seed=options.shuffle_seed,
-        )
-    raise ConfigError(f"{source}: images come from a folder")
+    how: dict[str, Any] = {
+        "classes": read_classes(options.classes),
+        "encoded": options.encoded,
+        "ragged": options.ragged or (options.size is not None and options.resize == "fit"),
+        "with_path": options.paths,
+    }
+    files = list_packed(source)
+    if not files:
+        if not isinstance(source, Path):
+            raise ConfigError(f"{source}: give the folder that holds the pictures")
+        labels, masks = (None if path is None else Path(path) for path in (options.labels, options.masks))
+        return open_image_folder(source, rules, labels=labels, masks=masks, shuffle_seed=options.shuffle_seed, **how)
+    options.refuse("packed images", "labels", "masks")
+    if files[0].suffix == ".tar":
+        return open_tars(files, rules, shuffle_seed=options.shuffle_seed, **how)
+    options.refuse("images in a table, which are read from front to back", "shuffle_seed")
+    return open_encoded(files, rules, **how)
+
+
+def list_packed(source: Any) -> list[Path]:
+    """The tar, Parquet or Arrow files that hold pictures; empty for a folder of pictures."""
+    if isinstance(source, list):
+        return [file for entry in source for file in list_packed(entry)]
+    if is_dataset_folder(source):
+        return dataset_files(source)
+    if source.is_dir():
+        return [source / name for name in walk(source) if Path(name).suffix in _PACKED_SUFFIXES]
+    return [source] if source.suffix in (*_PACKED_SUFFIXES, ".arrow") else []
+
+
+def _open_text(source: Any, options: SourceOptions) -> Source:
+    from lightning_fastio.convert.text import open_text
+
+    return open_text(
+        source,
+        tokenizer=options.tokenizer,
+        text_field=options.text_field,
+        documents=options.documents,
+        end_of_text=options.end_of_text,
+        null_fill=options.null_fill,
+    )
+
+
+def _open_table(source: Any, options: SourceOptions, workspace: Path) -> Source:
+    from lightning_fastio.convert.tables import open_table
+    from lightning_fastio.convert.text import TokenizeColumn, load_text
+
+    options.refuse("a table", "documents")
+    table = open_table(
+        source,
+        fields=options.fields if options.tokenizer is None else [options.text_field],
+        dtypes=options.dtypes,
+        null_fill=options.null_fill,
+        shuffle_seed=options.shuffle_seed,
+        workspace=workspace,
+    )
+    if options.tokenizer is not None or options.end_of_text is not None:
+        text = load_text(None, options.text_field, options.tokenizer, options.end_of_text)
+        table.load, table.engine = TokenizeColumn(table.load, text), "process"
+    return table
 
 
 def read_classes(classes: Sequence[str] | str | Path | None) -> list[str] | None:

@@ -41,6 +41,11 @@ class Target:
     compression: str | None
     """``auto``, a name that the format knows, or None."""
 
+    @property
+    def staging(self) -> Path:
+        """Folder beside the destination in which everything lies while the conversion runs."""
+        return self.destination.with_name(f".{self.destination.name}.partial")
+
     def shard_name(self, split: str, number: int) -> str:
         """Path of a shard below the staged data; for a NumPy folder, that of the folder itself."""
         if not self.is_folder:
