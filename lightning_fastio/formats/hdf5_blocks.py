@@ -1,0 +1,217 @@
+"""HDF5 datasets that are read in blocks: filtered chunks, and everything that only the library can read.
+
+A block is a run of rows: some whole bands of chunks, or about a megabyte where nothing is chunked. It decodes into
+arrays of the delivered types, once for all fields that the dataset gives.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lightning_fastio.errors import CorruptFileError, FormatError
+from lightning_fastio.formats.blocks import BlockCache, copy_rows, split_by_block
+from lightning_fastio.formats.hdf5_chunks import ChunkIndex, decode_chunk, decoders_for, read_exactly
+from lightning_fastio.formats.hdf5_library import H5File, dataset_at
+from lightning_fastio.formats.hdf5_types import Element
+from lightning_fastio.schema import Batch, FieldSpec
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+Values: TypeAlias = "dict[str, npt.NDArray[Any] | list[Any]]"
+"""Field name to the delivered rows of one block."""
+
+BLOCK_BYTES = 256 << 10
+"""Chunks are joined to blocks of at least this size, so that small chunks cost no Python for each."""
+
+LIBRARY_BLOCK_BYTES = 1 << 20
+"""Rows that are read at once where nothing is chunked."""
+
+SMALL_BYTES = 4 << 20
+"""A dataset up to this size, such as labels, is one block: read once, and kept."""
+
+
+def block_bounds(num_rows: int, row_bytes: int, band_rows: int | None) -> Int64Array:
+    """Row boundaries of the blocks of a dataset.
+
+    Args:
+        num_rows: Rows of the dataset.
+        row_bytes: Decoded bytes of a row.
+        band_rows: Rows of a chunk; None where nothing is chunked.
+    """
+    row_bytes = max(1, row_bytes)
+    if num_rows * row_bytes <= SMALL_BYTES:
+        step = max(1, num_rows)
+    elif band_rows is None:
+        step = max(1, LIBRARY_BLOCK_BYTES // row_bytes)
+    else:
+        step = band_rows * max(1, BLOCK_BYTES // (band_rows * row_bytes))
+    return np.append(np.arange(0, num_rows, step, dtype=np.int64), num_rows)
+
+
+class LibraryRows:
+    """Runs of rows as h5py reads them: right for every layout and filter, one thread at a time."""
+
+    def __init__(self, file: H5File, path: str) -> None:
+        self.file = file
+        self.path = path
+
+    def __call__(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Stored values of rows ``start`` to ``stop - 1``."""
+        with self.file.use() as file:
+            values: npt.NDArray[Any] = dataset_at(file, self.path)[start:stop]
+        return values
+
+
+class ChunkRows:
+    """Runs of rows out of raw chunks, read and decoded outside the library."""
+
+    def __init__(self, file: H5File, path: str, index: ChunkIndex, fill: npt.NDArray[Any]) -> None:
+        self._library = LibraryRows(file, path)
+        self._index = index
+        self._fill = fill
+        self._start_decoders()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_decoders"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start_decoders()
+
+    def _start_decoders(self) -> None:
+        self._decoders = decoders_for(self._index.filters) or []
+
+    def __call__(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Stored values of rows ``start`` to ``stop - 1``; ``start`` begins a band of chunks."""
+        index, file = self._index, self._library.file
+        out = np.empty((stop - start, *index.shape[1:]), index.dtype)
+        descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            file.check_unchanged(os.fstat(descriptor))
+            for band in range(start // index.chunk[0], -(-stop // index.chunk[0])):
+                for position in range(index.offsets.shape[1]):
+                    self._copy_chunk(descriptor, band, position, out, start)
+        finally:
+            os.close(descriptor)
+        return out
+
+    def _copy_chunk(self, descriptor: int, band: int, position: int, out: npt.NDArray[Any], first_row: int) -> None:
+        index = self._index
+        starts = index.starts(band, position)
+        inside = tuple(
+            slice(0, min(size, whole - at)) for at, size, whole in zip(starts, index.chunk, index.shape, strict=True)
+        )
+        target = tuple(
+            slice(at - shift, at - shift + part.stop)
+            for at, part, shift in zip(starts, inside, (first_row, *[0] * (len(starts) - 1)), strict=True)
+        )
+        offset, size = int(index.offsets[band, position]), int(index.sizes[band, position])
+        if offset < 0:
+            out[target] = self._fill
+            return
+        is_partial = any(part.stop < whole for part, whole in zip(inside, index.chunk, strict=True))
+        if is_partial and size == index.chunk_bytes and self._decoders:
+            # Such a chunk may be stored without its filters although its mask says otherwise.
+            with self._library.file.use() as file:
+                out[target] = dataset_at(file, self._library.path)[tuple(map(_shifted, inside, starts))]
+            return
+        try:
+            data = read_exactly(descriptor, size, offset)
+            data = decode_chunk(data, int(index.masks[band, position]), self._decoders, index.chunk_bytes)
+        except CorruptFileError as error:
+            raise CorruptFileError(f"the chunk of {size} bytes at byte {offset} is damaged: {error}") from error
+        out[target] = np.frombuffer(data, index.dtype).reshape(index.chunk)[inside]
+
+
+def _shifted(part: slice, start: int) -> slice:
+    return slice(start, start + part.stop)
+
+
+class BlockDataset:
+    """Rows of the fields of one dataset, in blocks that a cache keeps."""
+
+    def __init__(
+        self,
+        path: str,
+        elements: Mapping[str, Element],
+        read_rows: LibraryRows | ChunkRows,
+        bounds: Int64Array,
+        cache: BlockCache[tuple[BlockDataset, int], Values],
+        file: H5File,
+    ) -> None:
+        """Set up.
+
+        Args:
+            path: Path of the dataset in its file.
+            elements: Field name to what the rows become.
+            read_rows: Reads the stored values of a run of rows.
+            bounds: Row boundaries of the blocks.
+            cache: Keeps blocks; shared with other datasets.
+            file: The file, for error messages.
+        """
+        self.fields: dict[str, FieldSpec] = {name: element.spec for name, element in elements.items()}
+        self.num_rows = int(bounds[-1])
+        self.bounds = bounds
+        self._path, self._elements, self._read_rows = path, dict(elements), read_rows
+        self._cache, self._file = cache, file
+        self._row_bytes = sum(spec.nbytes for spec in self.fields.values())
+
+    def block_bytes(self, block: int) -> int:
+        """Bytes of a decoded block, estimated where rows vary in length."""
+        return int(self.bounds[block + 1] - self.bounds[block]) * self._row_bytes
+
+    def decode(self, block: int) -> Values:
+        """The delivered rows of one block."""
+        start, stop = int(self.bounds[block]), int(self.bounds[block + 1])
+        where = f"{self._file.path}: dataset {self._path!r}, rows {start} to {stop - 1}"
+        try:
+            stored = self._read_rows(start, stop)
+            return {name: element.deliver(stored) for name, element in self._elements.items()}
+        except CorruptFileError as error:
+            raise CorruptFileError(f"{where}: {error}") from error
+        except FormatError as error:
+            raise FormatError(f"{where}: {error}") from error
+        except FileNotFoundError as error:
+            raise CorruptFileError(f"{where}: the file is gone since its reader was opened") from error
+
+    def read(self, rows: Int64Array, out: Batch) -> Batch:
+        """Rows into the buffers in ``out``, and as lists for the fields that have none."""
+        lists: dict[str, list[Any]] = {name: [None] * len(rows) for name in self.fields if name not in out}
+        arrays = {name: out[name].numpy() for name in self.fields if name in out}  # type: ignore[union-attr]
+        parts = {(self, part.block): part for part in split_by_block(rows, self.bounds)}
+        for key, values in self._cache.read([(key, len(part.rows)) for key, part in parts.items()]):
+            part = parts[key]
+            for name, array in arrays.items():
+                copy_rows(values[name], part.rows, array, part.positions)  # type: ignore[arg-type]
+            for name, items in lists.items():
+                block = values[name]
+                for row, position in zip(part.rows.tolist(), part.positions.tolist(), strict=True):
+                    value = block[row]
+                    items[position] = torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+        return {name: out[name] if name in out else lists[name] for name in self.fields}
+
+    def announce(self, rows: Int64Array) -> None:
+        """Decode the blocks of rows ahead."""
+        self._cache.announce([((self, part.block), len(part.rows)) for part in split_by_block(rows, self.bounds)])
+
+    def close(self) -> None:
+        """Forget decoded blocks."""
+        self._cache.close()
+
+
+def make_cache(max_bytes: int) -> BlockCache[tuple[BlockDataset, int], Values]:
+    """A cache that any number of datasets share."""
+    return BlockCache(_decode, _size_of, max_bytes=max_bytes)
+
+
+def _decode(key: tuple[BlockDataset, int]) -> Values:
+    return key[0].decode(key[1])
+
+
+def _size_of(key: tuple[BlockDataset, int]) -> int:
+    return key[0].block_bytes(key[1])

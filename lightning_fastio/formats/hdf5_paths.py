@@ -1,0 +1,319 @@
+"""The way from an HDF5 dataset to its rows: which of the three read paths it takes, and why.
+
+    contiguous, no filter                      memory map
+    chunks along the first axis, no filter     memory map of chunks
+    filters with decoders, chunks of any shape raw chunks decoded in threads
+    everything else                            h5py
+
+Whatever the library cannot be trusted to locate, and all types that need conversion, go through h5py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Protocol
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fastio.errors import CorruptFileError, FormatError, MissingDependencyError
+from lightning_fastio.formats.blocks import BlockCache
+from lightning_fastio.formats.hdf5_blocks import BlockDataset, ChunkRows, LibraryRows, Values, block_bounds
+from lightning_fastio.formats.hdf5_chunks import ChunkIndex, Filter, decoders_for, filters_of, index_chunks
+from lightning_fastio.formats.hdf5_library import H5File
+from lightning_fastio.formats.hdf5_mapped import ChunkedAddresses, ContiguousAddresses, FileMap, MappedDataset
+from lightning_fastio.formats.hdf5_types import Element, is_raw
+from lightning_fastio.schema import Batch, FieldSpec
+
+Int64Array = npt.NDArray[np.int64]
+
+FILTER_NAMES = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
+FILTER_NAMES |= {32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd", 32026: "blosc2"}
+
+LARGE_CHUNK_BYTES = 16 << 20
+"""Chunks above this size are slow to shuffle: each costs a decode for the few rows that a window takes from it."""
+
+
+class Source(Protocol):
+    """Rows of one dataset, which gives one field or several."""
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """The fields that the dataset gives."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        ...
+
+    @property
+    def bounds(self) -> Int64Array | None:
+        """Row boundaries of the blocks that decode whole; None when every row costs the same."""
+        ...
+
+    def read(self, rows: Int64Array, out: Batch) -> Batch:
+        """Checked rows of all fields; tensors go to the buffers in ``out``."""
+        ...
+
+    def announce(self, rows: Int64Array) -> None:
+        """Start the I/O or decoding of rows."""
+        ...
+
+    def close(self) -> None:
+        """Release maps, handles and decoded blocks."""
+        ...
+
+
+@dataclass(frozen=True)
+class Path:
+    """How the rows of a dataset get out of its file."""
+
+    source: Source
+    stored: str
+    """Type, shape and layout on disk."""
+    read_path: str
+    hint: str = ""
+    """Why the layout is slow; empty when there is nothing to gain."""
+    num_missing: int = 0
+    """Chunks that were never written, whose rows have the fill value."""
+
+
+@dataclass(frozen=True)
+class PathOptions:
+    """What the user chose."""
+
+    window: int | None
+    stride: int
+    cache: BlockCache[tuple[BlockDataset, int], Values]
+    maps: dict[str, FileMap]
+    """One map for each file."""
+
+
+def choose_path(dataset: Any, elements: Mapping[str, Element], file: H5File, options: PathOptions) -> Path:
+    """The fastest path that is right for a dataset.
+
+    Args:
+        dataset: The open dataset.
+        elements: Field name to what a row becomes.
+        file: The file that the reader was opened on.
+        options: What the user chose.
+
+    Raises:
+        MissingDependencyError: A filter is not installed.
+        FormatError: A filter is unknown to the library.
+        CorruptFileError: The source of a virtual dataset, or external raw data, is missing.
+    """
+    if os.path.abspath(dataset.file.filename) != file.path:  # Behind an external link.
+        file = H5File.at(dataset.file.filename, locking=file.locking)
+    path = dataset.name
+    filters = filters_of(dataset)
+    check_filters(filters, file.path, path)
+    check_other_files(dataset, file.path)
+    stored = describe(dataset, filters)
+    offset = dataset.id.get_offset()
+    layout = dataset.id.get_create_plist().get_layout()
+    is_plain = is_raw(dataset) and len(elements) == 1 and next(iter(elements.values())).members == ()
+    name, element = next(iter(elements.items()))
+    row_bytes = dataset.dtype.itemsize * prod(dataset.shape[1:])
+    if layout == h5py.h5d.CONTIGUOUS and offset is not None and is_plain and row_bytes:
+        if offset + len(dataset) * row_bytes > file.size:
+            raise CorruptFileError(
+                f"{file.path}: dataset {path!r} reaches beyond the end of the file; it is incomplete"
+            )
+        mapped = _windowed_map(name, element, dataset, offset, row_bytes, file, options)
+        return Path(mapped, stored, "memory map")
+    reason = ""
+    if layout == h5py.h5d.CHUNKED and is_raw(dataset):
+        index: ChunkIndex | str = "the file has a user block" if dataset.file.userblock_size else ""
+        index = index or index_chunks(dataset, file.size)
+        if isinstance(index, str):
+            reason = index
+        else:
+            return _chunked(dataset, elements, index, is_plain, file, options, stored)
+    elif layout == h5py.h5d.CHUNKED:
+        reason = "its type needs conversion"
+    band = dataset.chunks[0] if dataset.chunks else None
+    bounds = block_bounds(len(dataset), max(row_bytes, sum(e.spec.nbytes for e in elements.values())), band)
+    source = BlockDataset(path, elements, LibraryRows(file, path), bounds, options.cache, file)
+    text = all(element.spec.kind in ("string", "bytes", "ragged") for element in elements.values())
+    hint = "" if text or len(bounds) < 3 else "one thread at a time reads through the HDF5 library"
+    return Path(_windowed(source, options), stored, f"h5py ({reason})" if reason else "h5py", hint)
+
+
+def _chunked(
+    dataset: Any,
+    elements: Mapping[str, Element],
+    index: ChunkIndex,
+    is_plain: bool,
+    file: H5File,
+    options: PathOptions,
+    stored: str,
+) -> Path:
+    path = dataset.name
+    fill = fill_value(dataset)
+    num_missing = int((index.offsets < 0).sum())
+    num_pieces = index.offsets.shape[1]
+    hint = f"each row is spread over {num_pieces} chunks" if num_pieces > 1 else ""
+    plain_sizes = index.sizes[index.offsets >= 0] == index.chunk_bytes
+    if not index.filters and not plain_sizes.all():
+        raise CorruptFileError(f"{file.path}: dataset {path!r} has unfiltered chunks of a wrong size")
+    if not index.filters and index.covers_sample and is_plain and options.window is None and index.chunk_bytes:
+        name, element = next(iter(elements.items()))
+        addresses = ChunkedAddresses(index)
+        mapped = MappedDataset(name, _map_of(file, options), element, len(dataset), addresses, fill=fill)
+        return Path(mapped, stored, "memory map of chunks", num_missing=num_missing)
+    row_bytes = index.dtype.itemsize * prod(index.shape[1:])
+    bounds = block_bounds(len(dataset), row_bytes, index.chunk[0])
+    if decoders_for(index.filters) is None:
+        rows: LibraryRows | ChunkRows = LibraryRows(file, path)
+        names = " + ".join(_name(each) for each in index.filters)
+        read_path, hint = "h5py", hint or f"{names} is decoded by one thread at a time"
+    else:
+        rows = ChunkRows(file, path, index, fill)
+        read_path = "raw chunks decoded in threads" if index.filters else "raw chunks assembled in threads"
+    if not hint and index.chunk_bytes > LARGE_CHUNK_BYTES:
+        hint = f"chunks of {index.chunk_bytes >> 20} MiB decode whole, which makes shuffling coarse"
+    source = BlockDataset(path, elements, rows, bounds, options.cache, file)
+    return Path(_windowed(source, options), stored, read_path, hint, num_missing)
+
+
+def check_filters(filters: tuple[Filter, ...], file: str, path: str) -> None:
+    """Check that the library can undo all filters of a dataset.
+
+    Raises:
+        MissingDependencyError: A plugin has to be installed.
+    """
+    missing = [each for each in filters if not h5py.h5z.filter_avail(each.number)]
+    if missing:
+        with suppress(ImportError):
+            import hdf5plugin  # noqa: F401 - registers its filters
+        missing = [each for each in missing if not h5py.h5z.filter_avail(each.number)]
+    if missing:
+        raise MissingDependencyError(
+            f"{file}: dataset {path!r} is compressed with filter {missing[0].number} ({_name(missing[0])}), which is "
+            "not installed: pip install hdf5plugin"
+        )
+
+
+def check_other_files(dataset: Any, file: str) -> None:
+    """Check that the files which hold a virtual or external dataset's values are there.
+
+    Raises:
+        CorruptFileError: One is missing, which HDF5 would answer with fill values.
+    """
+    folder = os.path.dirname(file)
+    plist = dataset.id.get_create_plist()
+    names = [os.fsdecode(plist.get_external(number)[0]) for number in range(plist.get_external_count())]
+    if dataset.is_virtual:
+        names += [each.file_name for each in dataset.virtual_sources() if "%b" not in each.file_name]
+    kind = "virtual" if dataset.is_virtual else "external"
+    for name in dict.fromkeys(names):
+        candidates = (name, os.path.join(folder, name), os.path.join(folder, os.path.basename(name)))
+        if name != "." and not any(os.path.exists(each) for each in candidates):
+            raise CorruptFileError(
+                f"{file}: the values of the {kind} dataset {dataset.name!r} are in {name!r}, a file that is missing"
+            )
+
+
+def fill_value(dataset: Any) -> npt.NDArray[Any]:
+    """The stored value of elements that were never written; zeros where none is defined."""
+    try:
+        value = dataset.fillvalue
+    except (RuntimeError, ValueError, TypeError):
+        value = None
+    out = np.zeros((), dataset.dtype.base)
+    if value is not None:
+        out[...] = value
+    return out
+
+
+def describe(dataset: Any, filters: tuple[Filter, ...]) -> str:
+    """Type, shape and layout on disk, in a few words."""
+    dtype = dataset.dtype
+    words = [f"{'record' if dtype.names else dtype.name} {tuple(dataset.shape)}"]
+    if dataset.chunks:
+        words.append(f"chunks {tuple(dataset.chunks)}")
+    if filters:
+        words.append(" + ".join(_name(each) for each in filters))
+    if dataset.is_virtual:
+        words.append("virtual")
+    elif dataset.external:
+        words.append("external")
+    return ", ".join(words)
+
+
+def _name(filter_: Filter) -> str:
+    return FILTER_NAMES.get(filter_.number) or filter_.name or str(filter_.number)
+
+
+def _map_of(file: H5File, options: PathOptions) -> FileMap:
+    return options.maps.setdefault(file.path, FileMap(file))
+
+
+def _windowed_map(
+    name: str, element: Element, dataset: Any, offset: int, row_bytes: int, file: H5File, options: PathOptions
+) -> MappedDataset:
+    """Rows of a contiguous dataset, or its windows, which are runs of bytes as well."""
+    num_rows, step = len(dataset), 1
+    if options.window is not None:
+        num_rows, step = num_windows(num_rows, options.window, options.stride), options.stride
+        element = replace(element, spec=replace(element.spec, shape=(options.window, *element.spec.shape)))
+    addresses = ContiguousAddresses(offset, step * row_bytes)
+    return MappedDataset(name, _map_of(file, options), element, num_rows, addresses)
+
+
+def _windowed(source: BlockDataset, options: PathOptions) -> Source:
+    return source if options.window is None else WindowedDataset(source, options.window, options.stride)
+
+
+def num_windows(num_rows: int, window: int, stride: int) -> int:
+    """Windows of a length that fit, at a stride."""
+    return max(0, (num_rows - window) // stride + 1)
+
+
+class WindowedDataset:
+    """Overlapping windows of rows as rows."""
+
+    def __init__(self, rows: Source, window: int, stride: int) -> None:
+        """Set up.
+
+        Args:
+            rows: The single rows.
+            window: Rows of a window.
+            stride: Rows from the start of one window to the start of the next.
+
+        Raises:
+            FormatError: Rows differ in length, so that windows have no shape.
+        """
+        for name, spec in rows.fields.items():
+            if spec.kind != "tensor":
+                raise FormatError(f"window= takes rows of numbers of one shape, but {name!r} is {spec}")
+        self._rows, self._window, self._stride = rows, window, stride
+        self.fields = {name: replace(spec, shape=(window, *spec.shape)) for name, spec in rows.fields.items()}
+        self.num_rows = num_windows(rows.num_rows, window, stride)
+        # A window belongs to the block of its first row.
+        starts = np.unique(-(-rows.bounds[:-1] // stride)) if rows.bounds is not None else np.zeros(1, np.int64)
+        self.bounds: Int64Array | None = np.append(starts[starts < self.num_rows], self.num_rows)
+
+    def read(self, rows: Int64Array, out: Batch) -> Batch:
+        """Windows into the buffers in ``out``."""
+        flat: Batch = {name: out[name].flatten(0, 1) for name in self.fields}  # type: ignore[union-attr]
+        self._rows.read(self._single(rows), flat)
+        return {name: out[name] for name in self.fields}
+
+    def announce(self, rows: Int64Array) -> None:
+        """Decode the blocks of windows ahead."""
+        self._rows.announce(self._single(rows))
+
+    def close(self) -> None:
+        """Close the rows."""
+        self._rows.close()
+
+    def _single(self, windows: Int64Array) -> Int64Array:
+        return (windows[:, None] * self._stride + np.arange(self._window)).reshape(-1)

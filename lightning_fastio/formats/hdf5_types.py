@@ -1,0 +1,218 @@
+"""HDF5 types: what a stored element becomes in a batch, and which types are refused.
+
+Stored integers, floats and complex numbers keep their width, in native byte order; uint16, uint32 and uint64 are
+widened. Booleans, also enums of ``false`` and ``true`` in any case, become bool; other enums give their codes, with the
+names as categories. Text becomes str. Variable-length rows become one tensor each. Members of a compound type are
+fields of their own, named ``dataset.member``. References, opaque data, times and extended floats are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lightning_fastio.errors import FormatError
+from lightning_fastio.schema import FieldSpec
+
+RaggedPolicy: TypeAlias = Literal["auto", "list", "pad", "error"]
+
+KIND_ATTRIBUTE = "fastio_kind"
+"""Attribute with which the writer tells ``bytes`` from ``ragged`` uint8 rows."""
+SHAPE_ATTRIBUTE = "fastio_shape"
+"""Attribute with the shape after the varying axis of ``ragged`` rows, which HDF5 stores flat."""
+
+MAX_CATEGORIES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Element:
+    """How one stored value, or one member of a stored record, becomes one row of a field."""
+
+    spec: FieldSpec
+    """The field as delivered."""
+    stored: np.dtype[Any]
+    """NumPy type of the stored value, without a sub-array's shape."""
+    members: tuple[str, ...] = ()
+    """Path to the member of a record; empty for the value itself."""
+    strips_spaces: bool = False
+    """Whether text is padded with spaces."""
+
+    def deliver(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | list[Any]:
+        """Stored values of some rows, shape ``(rows, ...)``, as delivered: an array, or a list of str, bytes or arrays.
+
+        Raises:
+            FormatError: A uint64 is too large for int64, or text is not UTF-8; the message has the index.
+        """
+        for member in self.members:
+            values = values[member]
+        if self.spec.kind == "tensor":
+            out = np.empty((len(values), *self.spec.shape), numpy_dtype(self.spec))
+            deliver_into(values.reshape(out.shape), out)
+            return out
+        if self.spec.kind == "string":
+            return [self._text(value, index) for index, value in enumerate(values.tolist())]
+        if self.spec.kind == "bytes":
+            return [np.asarray(value, np.uint8).tobytes() for value in values]
+        return [self._row(value) for value in values]
+
+    def _text(self, value: Any, index: int) -> str:
+        if isinstance(value, str):
+            return value
+        try:
+            text = bytes(value).decode()
+        except UnicodeDecodeError as error:
+            raise FormatError(f"row {index}: {bytes(value)[:40]!r} is not UTF-8 text ({error.reason})") from error
+        return text.rstrip(" ") if self.strips_spaces else text
+
+    def _row(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        source = np.asarray(value, self.stored).reshape(-1, *self.spec.shape)
+        out = np.empty(source.shape, numpy_dtype(self.spec))
+        deliver_into(source, out)
+        return out
+
+
+def deliver_into(values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    """Copy stored numbers into an array of the delivered type.
+
+    Raises:
+        FormatError: A uint64 is too large for int64.
+    """
+    if values.dtype.kind == "u" and values.dtype.itemsize == 8 and out.dtype.kind == "i" and values.size:
+        largest = int(values.max())
+        if largest > np.iinfo(np.int64).max:
+            index = int(np.argwhere(values == largest)[0][0])
+            raise FormatError(f"row {index}: {largest} is too large for int64; widen_unsigned=False keeps uint64")
+    if values.dtype.kind == "b":
+        values = np.ascontiguousarray(values).view(np.uint8)  # Stored bytes may differ from 0 and 1.
+    np.copyto(out, values, casting="unsafe")
+
+
+def numpy_dtype(spec: FieldSpec) -> np.dtype[Any]:
+    """NumPy's name of a field's delivered type."""
+    return torch.empty(0, dtype=spec.dtype).numpy().dtype
+
+
+def elements_of(dataset: Any, *, ragged: RaggedPolicy, widen_unsigned: bool) -> dict[str, Element | str]:
+    """What the rows of a dataset become: one element under ``""``, or one for each member of a record under its name.
+
+    A text in place of an element is the reason why it cannot be loaded.
+    """
+    try:
+        dtype = dataset.dtype
+    except TypeError as error:
+        return {"": f"its HDF5 type cannot be read by h5py ({error})"}
+    if dtype.names is None:
+        return {"": _element_or_reason((), dtype, dataset, ragged, widen_unsigned)}
+    return {
+        ".".join(path): _element_or_reason(path, member, dataset, ragged, widen_unsigned)
+        for path, member in _leaves(dtype)
+    }
+
+
+def is_raw(dataset: Any) -> bool:
+    """Whether the bytes on disk are values of the NumPy type that h5py reports, so that they need no conversion."""
+    dtype = dataset.dtype
+    if dtype.hasobject or dtype.kind == "S":
+        return False
+    try:
+        return bool(dataset.id.get_type().equal(h5py.h5t.py_create(dtype, logical=True)))
+    except TypeError:
+        return False
+
+
+def _leaves(dtype: np.dtype[Any]) -> Iterator[tuple[tuple[str, ...], np.dtype[Any]]]:
+    for name in dtype.names or ():
+        member = dtype[name]
+        if member.names is not None:
+            for path, leaf in _leaves(member):
+                yield (name, *path), leaf
+        else:
+            yield (name,), member
+
+
+def _element_or_reason(
+    members: tuple[str, ...], dtype: np.dtype[Any], dataset: Any, ragged: RaggedPolicy, widen_unsigned: bool
+) -> Element | str:
+    try:
+        return _element(members, dtype, dataset, ragged, widen_unsigned)
+    except FormatError as error:
+        return str(error)
+
+
+def _element(
+    members: tuple[str, ...], dtype: np.dtype[Any], dataset: Any, ragged: RaggedPolicy, widen_unsigned: bool
+) -> Element:
+    shape = dataset.shape[1:]
+    text = h5py.check_string_dtype(dtype)
+    if text is not None:
+        if shape:
+            raise FormatError(f"text of shape {list(shape)} in each row; one text a row can be loaded")
+        pads = not members and text.length is not None and dataset.id.get_type().get_strpad() == h5py.h5t.STR_SPACEPAD
+        return Element(FieldSpec(None, kind="string"), dtype, members, strips_spaces=pads)
+    if (base := h5py.check_vlen_dtype(dtype)) is not None:
+        return _ragged_element(members, base, dataset, ragged, widen_unsigned)
+    if h5py.check_ref_dtype(dtype) is not None:
+        raise FormatError("HDF5 references point to other objects and hold no numbers")
+    if dtype.subdtype is not None:
+        dtype, inner = dtype.subdtype
+        shape = (*shape, *inner)
+    names = h5py.check_enum_dtype(dtype)
+    if names is not None and {name.lower(): code for name, code in names.items()} == {"false": 0, "true": 1}:
+        return Element(FieldSpec(torch.bool, shape), dtype, members)
+    delivered = _delivered(dtype, widen_unsigned=widen_unsigned)
+    return Element(FieldSpec(delivered, shape, categories=_categories(names)), dtype, members)
+
+
+def _ragged_element(
+    members: tuple[str, ...], base: np.dtype[Any], dataset: Any, ragged: RaggedPolicy, widen_unsigned: bool
+) -> Element:
+    if dataset.shape[1:]:
+        raise FormatError(
+            f"variable-length values of shape {list(dataset.shape[1:])} in each row; one a row can be loaded"
+        )
+    if base.hasobject or base.names is not None:
+        raise FormatError("variable-length rows that are no numbers")
+    if not members and dataset.attrs.get(KIND_ATTRIBUTE) == "bytes":
+        return Element(FieldSpec(None, kind="bytes"), base)
+    if ragged == "error":
+        raise FormatError("rows differ in length, and ragged='error' refuses them; use 'list' or 'pad'")
+    inner = () if members else tuple(int(length) for length in dataset.attrs.get(SHAPE_ATTRIBUTE, ()))
+    delivered = _delivered(base, widen_unsigned=widen_unsigned)
+    return Element(FieldSpec(delivered, inner, kind="ragged"), base, members)
+
+
+def _delivered(dtype: np.dtype[Any], *, widen_unsigned: bool) -> torch.dtype:
+    """The torch type of a stored number.
+
+    Raises:
+        FormatError: torch has none; the message says what the type is.
+    """
+    if dtype.kind == "u" and dtype.itemsize > 1 and widen_unsigned:
+        return torch.int32 if dtype.itemsize == 2 else torch.int64
+    if dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8):
+        return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
+    if dtype.kind in "fc":
+        raise FormatError(
+            f"{dtype.itemsize * 8}-bit {'floats' if dtype.kind == 'f' else 'complex numbers'}: torch has none"
+        )
+    if dtype.kind in "mM":
+        raise FormatError(f"times ({dtype}) have no torch type; store them as int64")
+    if dtype.kind == "V":
+        raise FormatError(f"opaque data of {dtype.itemsize} bytes has no meaning to a model; store it as uint8")
+    raise FormatError(f"{dtype} has no torch type")
+
+
+def _categories(names: dict[str, int] | None) -> tuple[str, ...]:
+    """Enum names by code; gaps are empty, and codes that are no indices give none."""
+    if not names or min(names.values()) < 0 or max(names.values()) >= MAX_CATEGORIES:
+        return ()
+    found = [""] * (max(names.values()) + 1)
+    for name, code in names.items():
+        found[code] = name
+    return tuple(found)
