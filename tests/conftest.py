@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Lightning's command line uses names that jsonargparse will remove in version 5.
+os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
 
 
 @pytest.fixture(scope="session")

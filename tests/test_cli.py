@@ -197,6 +197,7 @@ class TestInspect:
 
     @pytest.mark.parametrize("name", ["rows", "rows.h5", "rows.parquet"])
     def test_json(self, name: str, project: Path, capsys: pytest.CaptureFixture[str]):
+        (project / "out").mkdir()
         with open_writer(project / "out" / name) as writer:
             writer.write({"image": np.zeros((5, 2, 3), np.uint8), "label": np.arange(5), "text": list("abcde")})
         assert main(["inspect", f"out/{name}", "--json"]) == 0
