@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path("/")
+
+_MAX_CPUS = 1 << 16
 
 
 def cpu_allowance(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> float:
@@ -21,17 +24,19 @@ def cpu_allowance(root: Path = ROOT, environ: Mapping[str, str] = os.environ) ->
     affinities = [line.split(":", 1)[1] for line in status if line.startswith("Cpus_allowed_list:")]
     limits += [float(len(parse_cpu_list(text))) for text in affinities]
     limits += _cpu_quotas(root)
-    if environ.get("SLURM_CPUS_PER_TASK", "").isdigit():
+    if environ.get("SLURM_CPUS_PER_TASK", "").isdecimal():
         limits.append(float(environ["SLURM_CPUS_PER_TASK"]))
     return min(limit for limit in limits if limit > 0)
 
 
 def memory_allowance(root: Path = ROOT) -> int | None:
     """Bytes of memory that this process may use: the machine's, or a cgroup's where that is less; None if unknown."""
-    lines = _read(root / "proc/meminfo").splitlines()
-    limits = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")]
+    limits = []
+    total = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    if total:
+        limits.append(int(total[1]) * 1024)
     texts = [*cgroup_texts(root, "", "memory.max"), *cgroup_texts(root, "memory", "memory.limit_in_bytes")]
-    limits += [int(text) for text in texts if text.isdigit()]
+    limits += [int(text) for text in texts if text.isdecimal()]
     return min(limits, default=None)
 
 
@@ -47,8 +52,9 @@ def cgroup_texts(root: Path, controller: str, name: str) -> Iterator[str]:
     """
     group = "/"
     for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if path and controller in controllers.split(","):
             group = path
     top = root / "sys/fs/cgroup" / controller
     inner = top / group.lstrip("/")
@@ -66,20 +72,18 @@ def parse_cpu_list(text: str) -> set[int]:
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
-        if first.isdigit() and (last or first).isdigit():
+        if first.isdecimal() and (last or first).isdecimal() and int(last or first) < _MAX_CPUS:
             cpus |= set(range(int(first), int(last or first) + 1))
     return cpus
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
-    for text in cgroup_texts(root, "", "cpu.max"):
-        quota, _, period = text.partition(" ")
-        if quota.isdigit() and period.isdigit():
-            yield int(quota) / int(period)
+    pairs = [text.partition(" ")[::2] for text in cgroup_texts(root, "", "cpu.max")]
     quotas = cgroup_texts(root, "cpu", "cpu.cfs_quota_us")
-    periods = cgroup_texts(root, "cpu", "cpu.cfs_period_us")
-    for quota, period in zip(quotas, periods, strict=False):
-        if quota.isdigit() and period.isdigit():
+    pairs += zip(quotas, cgroup_texts(root, "cpu", "cpu.cfs_period_us"), strict=False)
+    for quota, period in pairs:
+        # No quota is written as "max" or -1.
+        if quota.isdecimal() and period.isdecimal() and int(period):
             yield int(quota) / int(period)
 
 

@@ -55,7 +55,7 @@ def test_data_gets_its_storage_layout_and_rate(data: Path) -> None:
     assert slow.severity == "warning"
     assert slow.finding == "x: uint8 (90, 100), chunks (90, 1), gzip, read by chunks"
     assert slow.why == "one row needs 100 chunks: convert"
-    assert found[f"read rate of {data}"].finding.endswith("rows/s on first reading")
+    assert found[f"read rate of {data}"].finding.endswith("rows a second on first reading")
     assert {f"storage of {data}", f"free space at {data}"} <= set(found)
     # 108 bytes a row, 2^20 rows a batch, 3 workers with 2 batches each.
     assert "3 workers x 2 batches x 108.0 MiB = 648.0 MiB" in found["/dev/shm"].finding

@@ -162,10 +162,10 @@ def test_rates_of_a_real_file(tmp_path: Path) -> None:
     }
     assert rates.file_sizes(tmp_path / "small.bin") == {tmp_path / "small.bin": 1 << 20}
     descriptors = len(os.listdir("/proc/self/fd"))
-    (finding,) = rates.check_read_rate(tmp_path, num_rows=9 << 10)
+    (finding,) = rates.check_read_rate(tmp_path, num_rows=9 << 10, batch_size=16)
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert "random 1.0 KiB" in finding.finding
-    assert finding.finding.endswith("rows/s on first reading")
+    assert finding.finding.endswith("batches of 16 rows a second on first reading")
 
 
 @pytest.mark.parametrize(
@@ -177,21 +177,22 @@ def test_slow_random_reads_are_named(
     (tmp_path / "x").write_bytes(bytes(1 << 20))
     monkeypatch.setattr(rates, "sequential_rate", lambda path: sequential)
     monkeypatch.setattr(rates, "random_rate", lambda path, request_bytes: scattered)
-    (finding,) = rates.check_read_rate(tmp_path, num_rows=1024)
+    (finding,) = rates.check_read_rate(tmp_path, num_rows=1024, batch_size=64)
     assert finding.severity == severity
-    assert f"{int(sequential / 1024):,} and {int(scattered / 1024):,} rows/s" in finding.finding
+    in_order, shuffled = sequential / 1024 / 64, scattered / 1024 / 64
+    assert f"{in_order:,.1f} and {shuffled:,.1f} batches of 64 rows a second" in finding.finding
 
 
 def test_nothing_to_read_is_not_measured(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
-    assert list(rates.check_read_rate(tmp_path, num_rows=0)) == []
+    assert list(rates.check_read_rate(tmp_path, num_rows=0, batch_size=1)) == []
 
 
 def test_unknown_rows_are_read_in_pieces_of_64_kib(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(bytes(1 << 20))
-    (finding,) = rates.check_read_rate(tmp_path / "x", num_rows=0)
+    (finding,) = rates.check_read_rate(tmp_path / "x", num_rows=0, batch_size=1)
     assert "random 64.0 KiB" in finding.finding
-    assert "rows/s" not in finding.finding
+    assert "batches" not in finding.finding
 
 
 def test_measuring_stops_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def check_numa(machine: Machine) -> Iterator[Finding]:
     nodes = {
         int(name.removeprefix("node")): parse_cpu_list(machine.text(f"sys/devices/system/node/{name}/cpulist"))
         for name in machine.folder("sys/devices/system/node")
-        if name.removeprefix("node").isdigit()
+        if name.removeprefix("node").isdecimal()
     }
     if len(nodes) < 2:
         return
@@ -80,7 +80,7 @@ def check_numa(machine: Machine) -> Iterator[Finding]:
 
 def check_governor(machine: Machine) -> Iterator[Finding]:
     """How the CPUs choose their frequency."""
-    cpus = [name for name in machine.folder("sys/devices/system/cpu") if name.removeprefix("cpu").isdigit()]
+    cpus = [name for name in machine.folder("sys/devices/system/cpu") if name.removeprefix("cpu").isdecimal()]
     governors = {machine.text(f"sys/devices/system/cpu/{name}/cpufreq/scaling_governor") for name in cpus} - {""}
     if not governors:
         return

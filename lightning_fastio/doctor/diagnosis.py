@@ -61,7 +61,7 @@ def diagnose(
             findings.append(data)
         else:
             batch_bytes = max(1, data.schema.row_bytes * batch_size)
-        for check in _path_checks(machine, path, data, measure=measure):
+        for check in _path_checks(machine, path, data, measure=measure, batch_size=batch_size):
             findings += _run(check)
         if not isinstance(data, Finding):
             data.close()
@@ -75,7 +75,9 @@ def diagnose(
     return findings
 
 
-def _path_checks(machine: Machine, path: Path, data: Reader | Finding, *, measure: bool) -> Iterator[Check]:
+def _path_checks(
+    machine: Machine, path: Path, data: Reader | Finding, *, measure: bool, batch_size: int
+) -> Iterator[Check]:
     yield lambda: storage.check_device(machine, path)
     yield lambda: storage.check_mount_options(machine, path)
     yield lambda: storage.check_queue(machine, path)
@@ -86,7 +88,7 @@ def _path_checks(machine: Machine, path: Path, data: Reader | Finding, *, measur
         yield lambda: layout.check_layout(path, reader)
     if measure:
         num_rows = 0 if isinstance(data, Finding) else len(data)
-        yield lambda: rates.check_read_rate(path, num_rows)
+        yield lambda: rates.check_read_rate(path, num_rows, batch_size)
 
 
 def _machine_checks(machine: Machine, load: Load) -> Iterator[Check]:

@@ -63,8 +63,8 @@ def check_open_files(machine: Machine) -> Iterator[Finding]:
 def check_processes(machine: Machine) -> Iterator[Finding]:
     """How many processes and threads may exist."""
     limits = [machine.soft_limit("Max processes")]
-    limits += [int(text) for text in cgroup_texts(machine.root, "", "pids.max") if text.isdigit()]
-    limits += [int(text) for text in cgroup_texts(machine.root, "pids", "pids.max") if text.isdigit()]
+    limits += [int(text) for text in cgroup_texts(machine.root, "", "pids.max") if text.isdecimal()]
+    limits += [int(text) for text in cgroup_texts(machine.root, "pids", "pids.max") if text.isdecimal()]
     limit = min((number for number in limits if number is not None), default=None)
     if limit is None:
         return

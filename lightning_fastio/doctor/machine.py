@@ -92,7 +92,7 @@ class Machine:
         for line in self.text("proc/self/limits").splitlines():
             if line.startswith(name):
                 value = line[len(name) :].split()[0]
-                return int(value) if value.isdigit() else None
+                return int(value) if value.isdecimal() else None
         return None
 
 

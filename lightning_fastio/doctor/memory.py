@@ -17,7 +17,7 @@ def meminfo_bytes(machine: Machine, name: str) -> int | None:
     for line in machine.text("proc/meminfo").splitlines():
         key, _, value = line.partition(":")
         words = value.split()
-        if key == name and words and words[0].isdigit():
+        if key == name and words and words[0].isdecimal():
             return int(words[0]) * 1024
     return None
 
@@ -25,7 +25,7 @@ def meminfo_bytes(machine: Machine, name: str) -> int | None:
 def check_swap(machine: Machine) -> Iterator[Finding]:
     """Swap and how readily it is used."""
     devices = [line.split() for line in machine.text("proc/swaps").splitlines()[1:]]
-    devices = [words for words in devices if len(words) >= 4 and words[2].isdigit() and words[3].isdigit()]
+    devices = [words for words in devices if len(words) >= 4 and words[2].isdecimal() and words[3].isdecimal()]
     if not devices:
         yield Finding("swap", "none")
         return
@@ -165,8 +165,8 @@ def _cgroup_use(machine: Machine) -> int:
     ):
         used = next(cgroup_texts(machine.root, controller, usage), "")
         statistics = next(cgroup_texts(machine.root, controller, "memory.stat"), "")
-        if used.isdigit():
+        if used.isdecimal():
             entries = dict(line.split(" ", 1) for line in statistics.splitlines() if " " in line)
             cached = entries.get(cache, "0")
-            return max(0, int(used) - (int(cached) if cached.isdigit() else 0))
+            return max(0, int(used) - (int(cached) if cached.isdecimal() else 0))
     return 0

@@ -22,12 +22,13 @@ AHEAD = 32
 """Random reads that are announced before they are made, as this package's readers do."""
 
 
-def check_read_rate(path: Path, num_rows: int) -> Iterator[Finding]:
-    """Sequential and random rate of the largest file at a path, and the rows a second that they allow.
+def check_read_rate(path: Path, num_rows: int, batch_size: int) -> Iterator[Finding]:
+    """Sequential and random rate of the largest file at a path, and the batches a second that they allow.
 
     Args:
         path: A file, or a folder.
         num_rows: Rows of all files there; 0 if unknown.
+        batch_size: Rows of a batch.
     """
     sizes = file_sizes(path)
     if not sizes:
@@ -40,7 +41,8 @@ def check_read_rate(path: Path, num_rows: int) -> Iterator[Finding]:
     check = f"read rate of {path}"
     text = f"sequential {size(sequential)}/s, random {size(request)} {size(scattered)}/s (page cache dropped)"
     if num_rows:
-        text += f": {sequential / row_bytes:,.0f} and {scattered / row_bytes:,.0f} rows/s on first reading"
+        in_order, shuffled = (rate / row_bytes / batch_size for rate in (sequential, scattered))
+        text += f": {in_order:,.1f} and {shuffled:,.1f} batches of {batch_size} rows a second on first reading"
     if scattered < sequential / 10:
         yield Finding(
             check,

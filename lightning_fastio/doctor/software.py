@@ -79,7 +79,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version, such as (2, 13, 0) of ``2.13.0+cpu``."""
     numbers = []
     for part in version.partition("+")[0].split("."):
-        if not part.isdigit():
+        if not part.isdecimal():
             break
         numbers.append(int(part))
     return tuple(numbers)

@@ -176,7 +176,7 @@ def check_mount_options(machine: Machine, path: Path) -> Iterator[Finding]:
         )
     if mount.type in ("nfs", "nfs4"):
         read_sizes = [option.partition("=")[2] for option in mount.options if option.startswith("rsize=")]
-        if read_sizes and read_sizes[0].isdigit() and int(read_sizes[0]) < 1 << 20:
+        if read_sizes and read_sizes[0].isdecimal() and int(read_sizes[0]) < 1 << 20:
             yield Finding(
                 check,
                 f"NFS reads {size(int(read_sizes[0]))} at a time",

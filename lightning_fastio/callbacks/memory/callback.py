@@ -155,7 +155,7 @@ class MemoryHygieneCallback(Callback):
     # Training
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._place = Place("train", trainer.current_epoch, trainer.global_step, batch_idx, batch)
+        self._place = Place(_stage(trainer), trainer.current_epoch, trainer.global_step, batch_idx, batch)
         self._check_gradients("train", batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
@@ -187,55 +187,10 @@ class MemoryHygieneCallback(Callback):
 
     # Evaluation
 
-    def on_validation_batch_start(
+    def _start_evaluation_batch(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._start_evaluation_batch("validate", trainer, batch, batch_idx)
-
-    def on_test_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._start_evaluation_batch("test", trainer, batch, batch_idx)
-
-    def on_predict_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._start_evaluation_batch("predict", trainer, batch, batch_idx)
-
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._end_evaluation_batch(outputs)
-
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._end_evaluation_batch(outputs)
-
-    def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._place = None
-
-    def _start_evaluation_batch(self, stage: str, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        stage = _stage(trainer)
         self._place = Place(stage, trainer.current_epoch, trainer.global_step, batch_idx, batch)
         if stage not in self._checked_stages and torch.is_grad_enabled():
             log.warning(
@@ -246,27 +201,38 @@ class MemoryHygieneCallback(Callback):
         if self._record.last_reading is None:
             self._record.look_at_device(self._num_batches)
 
-    def _end_evaluation_batch(self, outputs: Any) -> None:
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if self._nonfinite is not None and self._place is not None:
-            self._nonfinite.watch(loss, self._place)
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = _start_evaluation_batch
+
+    def _end_evaluation_batch(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        # What predict returns is no loss.
+        if self._nonfinite is not None and self._place is not None and not trainer.predicting:
+            self._nonfinite.watch(outputs.get("loss") if isinstance(outputs, dict) else outputs, self._place)
         self._place = None
         self._report_nonfinite()
 
+    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = _end_evaluation_batch
+
     # Ends of stages
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._end_stage(trainer)
+    def _end_evaluation(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        self._end_stage()
+        if trainer.state.fn != TrainerFn.FITTING:
+            self._look(trainer, trainer.global_step)
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end_stage(trainer)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end_stage(trainer)
+    on_validation_end = on_test_end = on_predict_end = _end_evaluation
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end_stage(trainer)
+        self._end_stage()
         self._look(trainer, None)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -274,13 +240,11 @@ class MemoryHygieneCallback(Callback):
             num_skipped = self._skipped.count if self._skipped is not None and self._skipped.is_active else None
             print(self._record.summary(trainer.precision, self._cache, num_skipped))
 
-    def _end_stage(self, trainer: Trainer) -> None:
+    def _end_stage(self) -> None:
         if self._collection is not None:
             self._collection.after_stage()
         if self._cache is not None:
             self._cache.after_stage()
-        if trainer.state.fn != TrainerFn.FITTING:
-            self._look(trainer, trainer.global_step)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         where = f"{self._place.stage} batch {self._place.batch_idx}" if self._place else "between batches"
@@ -355,6 +319,13 @@ class MemoryHygieneCallback(Callback):
             self._nonfinite.close()
         self._device = self._cache = self._collection = self._nonfinite = self._place = None
         self._record = MemoryRecord(None)
+
+
+def _stage(trainer: Trainer) -> str:
+    """``train``, ``validate``, ``test`` or ``predict``."""
+    if trainer.sanity_checking or trainer.state.stage is None:
+        return "validate"
+    return str(trainer.state.stage.value)
 
 
 def _rows_of(trainer: Trainer, place: Place) -> list[int] | None:
