@@ -26,8 +26,9 @@ from lightning_fastio.formats.blocks import BlockCache
 from lightning_fastio.formats.hdf5_blocks import BlockDataset, ChunkRows, LibraryRows, Values, block_bounds
 from lightning_fastio.formats.hdf5_chunks import ChunkIndex, Filter, decoders_for, filters_of, index_chunks
 from lightning_fastio.formats.hdf5_library import H5File
-from lightning_fastio.formats.hdf5_mapped import ChunkedAddresses, ContiguousAddresses, FileMap, MappedDataset
+from lightning_fastio.formats.hdf5_mapped import ContiguousDataset, MappedChunks
 from lightning_fastio.formats.hdf5_types import Element, is_raw
+from lightning_fastio.formats.mapped import MappedFile
 from lightning_fastio.schema import Batch, FieldSpec
 
 Int64Array = npt.NDArray[np.int64]
@@ -91,7 +92,7 @@ class PathOptions:
     window: int | None
     stride: int
     cache: BlockCache[tuple[BlockDataset, int], Values]
-    maps: dict[str, FileMap]
+    maps: dict[str, MappedFile]
     """One map for each file."""
 
 
@@ -126,7 +127,8 @@ def choose_path(dataset: Any, elements: Mapping[str, Element], file: H5File, opt
             raise CorruptFileError(
                 f"{file.path}: dataset {path!r} reaches beyond the end of the file; it is incomplete"
             )
-        mapped = _windowed_map(name, element, dataset, offset, row_bytes, file, options)
+        sizes = {"window": options.window, "stride": options.stride if options.window is not None else None}
+        mapped = ContiguousDataset(name, element, _map_of(file, options), offset, len(dataset), **sizes)
         return Path(mapped, stored, "memory map")
     reason = ""
     if layout == h5py.h5d.CHUNKED and is_raw(dataset):
@@ -165,8 +167,7 @@ def _chunked(
         raise CorruptFileError(f"{file.path}: dataset {path!r} has unfiltered chunks of a wrong size")
     if not index.filters and index.covers_sample and is_plain and options.window is None and index.chunk_bytes:
         name, element = next(iter(elements.items()))
-        addresses = ChunkedAddresses(index)
-        mapped = MappedDataset(name, _map_of(file, options), element, len(dataset), addresses, fill=fill)
+        mapped = MappedChunks(name, element, _map_of(file, options), index, fill)
         return Path(mapped, stored, "memory map of chunks", num_missing=num_missing)
     row_bytes = index.dtype.itemsize * prod(index.shape[1:])
     bounds = block_bounds(len(dataset), row_bytes, index.chunk[0])
@@ -252,20 +253,10 @@ def _name(filter_: Filter) -> str:
     return FILTER_NAMES.get(filter_.number) or filter_.name or str(filter_.number)
 
 
-def _map_of(file: H5File, options: PathOptions) -> FileMap:
-    return options.maps.setdefault(file.path, FileMap(file))
-
-
-def _windowed_map(
-    name: str, element: Element, dataset: Any, offset: int, row_bytes: int, file: H5File, options: PathOptions
-) -> MappedDataset:
-    """Rows of a contiguous dataset, or its windows, which are runs of bytes as well."""
-    num_rows, step = len(dataset), 1
-    if options.window is not None:
-        num_rows, step = num_windows(num_rows, options.window, options.stride), options.stride
-        element = replace(element, spec=replace(element.spec, shape=(options.window, *element.spec.shape)))
-    addresses = ContiguousAddresses(offset, step * row_bytes)
-    return MappedDataset(name, _map_of(file, options), element, num_rows, addresses)
+def _map_of(file: H5File, options: PathOptions) -> MappedFile:
+    if file.path not in options.maps:
+        options.maps[file.path] = MappedFile(file.path)
+    return options.maps[file.path]
 
 
 def _windowed(source: BlockDataset, options: PathOptions) -> Source:
