@@ -117,7 +117,8 @@ def choose_path(dataset: Any, elements: Mapping[str, Element], file: H5File, opt
     check_filters(filters, file.path, path)
     check_other_files(dataset, file.path)
     stored = describe(dataset, filters)
-    offset = dataset.id.get_offset()
+    # In a file with a user block, HDF5 makes up an offset for values that were never written.
+    offset = dataset.id.get_offset() if dataset.id.get_storage_size() else None
     layout = dataset.id.get_create_plist().get_layout()
     is_plain = is_raw(dataset) and len(elements) == 1 and next(iter(elements.values())).members == ()
     name, element = next(iter(elements.items()))
