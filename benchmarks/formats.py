@@ -130,29 +130,39 @@ def _fastio(module: type[FastIODataModule], path: Path, batch_size: int, **optio
     return Contender(f"lightning_fastio, {loader.plan.shuffle} shuffle", "fastio", lambda: loader)
 
 
-def _gather_in_ram(data: npt.NDArray[Any], batch_size: int) -> Contender:
+def _gather_in_ram(data: npt.NDArray[Any], batch_size: int, num_threads: int) -> Contender:
     source = torch.from_numpy(data)
     out = torch.empty((batch_size, *data.shape[1:]), dtype=source.dtype)
 
     def batches() -> Iterator[torch.Tensor]:
-        for rows in torch.randperm(len(source)).split(batch_size):
-            yield torch.index_select(source, 0, rows, out=out[: len(rows)])
+        default = torch.get_num_threads()
+        torch.set_num_threads(num_threads)
+        try:
+            for rows in torch.randperm(len(source)).split(batch_size):
+                yield torch.index_select(source, 0, rows, out=out[: len(rows)])
+        finally:
+            torch.set_num_threads(default)
 
-    return Contender("limit: gather in RAM", "limit", batches)
+    return Contender(f"limit: gather in RAM, threads: {num_threads}", "limit", batches)
+
+
+def _limits(data: npt.NDArray[Any], batch_size: int) -> list[Contender]:
+    """The better one counts: threads of OpenMP wait for each other, which a busy neighbour makes long."""
+    return [_gather_in_ram(data, batch_size, num_threads) for num_threads in sorted({1, torch.get_num_threads()})]
 
 
 # The cases
 
 
 def _numpy(folder: Path, data: Bytes2D, batch_size: int) -> Comparison:
-    path = folder / "rows.npy"
+    path = folder / f"rows-{data.shape[1]}.npy"
     np.save(path, data)
     mapped = np.load(path, mmap_mode="c")
     contenders = [
         _per_sample(PerSample(mapped), batch_size),
         _per_batch(GatherBatch(torch.from_numpy(mapped)), batch_size, "DataLoader, one gather a batch"),
         _fastio(NumpyDataModule, path, batch_size),
-        _gather_in_ram(data, batch_size),
+        *_limits(data, batch_size),
     ]
     return Comparison(_title(".npy", data, batch_size), data.shape[1], batch_size, contenders)
 
@@ -160,7 +170,7 @@ def _numpy(folder: Path, data: Bytes2D, batch_size: int) -> Comparison:
 def _hdf5(
     folder: Path, data: Bytes2D, batch_size: int, layout: str, chunks: tuple[int, int] | None = None
 ) -> Comparison:
-    path = folder / "rows.h5"
+    path = folder / f"{layout}-{data.shape[1]}.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=data, chunks=chunks)
     dataset = h5py.File(path)["x"]
@@ -168,13 +178,13 @@ def _hdf5(
         _per_sample(PerSample(dataset), batch_size),
         _per_batch(H5Batch(dataset), batch_size, "DataLoader, one selection a batch"),
         _fastio(HDF5DataModule, path, batch_size),
-        _gather_in_ram(data, batch_size),
+        *_limits(data, batch_size),
     ]
     return Comparison(_title(f"HDF5 {layout}", data, batch_size), data.shape[1], batch_size, contenders)
 
 
 def _hdf5_gzip(folder: Path, data: Bytes2D, batch_size: int) -> Comparison:
-    path = folder / "gzip.h5"
+    path = folder / f"gzip-{data.shape[1]}.h5"
     chunk_rows = (1 << 20) // data.shape[1]
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=data, chunks=(chunk_rows, data.shape[1]), compression="gzip", shuffle=True)
@@ -188,7 +198,7 @@ def _hdf5_gzip(folder: Path, data: Bytes2D, batch_size: int) -> Comparison:
         _per_sample(PerSample(dataset), 32),
         Contender("h5py, whole chunks in order", "expert", whole_chunks),
         _fastio(HDF5DataModule, path, batch_size, shuffle="block", cache_bytes=_CACHE_BYTES),
-        _gather_in_ram(data, batch_size),
+        *_limits(data, batch_size),
     ]
     return Comparison(_title("HDF5 gzip + shuffle", data, batch_size), data.shape[1], batch_size, contenders)
 
@@ -204,7 +214,7 @@ def _parquet_images(folder: Path, data: Bytes2D, batch_size: int) -> Comparison:
         _per_sample(PerSampleArrow(pq.read_table(lists)), batch_size),
         Contender("read_row_group in order", "expert", lambda: _row_groups(path)),
         _fastio(ParquetDataModule, path, batch_size, shuffle="block", cache_bytes=_CACHE_BYTES),
-        _gather_in_ram(data, batch_size),
+        *_limits(data, batch_size),
     ]
     return Comparison(
         _title("Parquet, image as fixed-size binary", data, batch_size),
@@ -234,7 +244,7 @@ def _parquet_columns(folder: Path, data: npt.NDArray[np.float32], batch_size: in
         _per_sample(PerSampleArrow(table), batch_size),
         Contender("read_row_group and stack, in order", "expert", lambda: _stacked_groups(path, names)),
         _fastio(ParquetDataModule, path, batch_size, fields={"x": names}, shuffle="block", cache_bytes=_CACHE_BYTES),
-        _gather_in_ram(data, batch_size),
+        *_limits(data, batch_size),
     ]
     return Comparison(
         _title("Parquet, 64 columns stacked", data, batch_size), data.itemsize * data.shape[1], batch_size, contenders

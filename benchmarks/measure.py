@@ -59,8 +59,8 @@ class Comparison:
                     contender.rates.append(rate)
 
     def of(self, role: Role) -> float | None:
-        """Rows per second of the first contender with a role; None if there is none."""
-        return next((each.rows_per_s for each in self.contenders if each.role == role), None)
+        """Rows per second of the best contender with a role; None if there is none."""
+        return max((each.rows_per_s for each in self.contenders if each.role == role), default=None)
 
     def as_dict(self) -> dict[str, Any]:
         """Figures and ratios in types that JSON has."""
@@ -79,18 +79,18 @@ class Comparison:
         """Print the table."""
         table = Table(title=self.title, title_justify="left", caption=self.note or None, caption_justify="left")
         table.add_column("", no_wrap=True)
-        for heading in ("rows/s", "GB/s", "µs/batch", "of limit", "x today"):
+        for heading in ("rows/s", "GB/s", "µs", "of limit", "x today"):
             table.add_column(heading, justify="right")
         limit, today = self.of("limit"), self.of("today")
         for each in self.contenders:
             rate = each.rows_per_s
             table.add_row(
                 each.name,
-                f"{rate:,.0f}",
+                _short(rate),
                 f"{rate * self.row_bytes / 1e9:.3g}",
                 f"{1e6 * self.batch_size / rate:,.0f}",
                 f"{rate / limit:.2f}" if limit else "",
-                f"{rate / today:.1f}" if today else "",
+                f"{rate / today:,.3g}" if today and rate < 100 * today else f"{rate / today:,.0f}" if today else "",
                 style="bold" if each.role == "fastio" else None,
             )
         console.print(table)
@@ -105,6 +105,10 @@ def _rate(start_epoch: Callable[[], Iterable[Any]], duration_s: float) -> float:
             elapsed = perf_counter() - start
             if elapsed >= duration_s:
                 return num_rows / elapsed
+
+
+def _short(rate: float) -> str:
+    return f"{rate / 1e6:.3g} M" if rate >= 1e6 else f"{rate / 1e3:.3g} k"
 
 
 def _num_rows(batch: Any) -> int:
