@@ -70,7 +70,11 @@ class Output:
         self._writer: Writer | None = None
         self._pending = Pending()
         self._journal = self._open_staging(resume=resume, overwrite=overwrite)
-        self._read_journal()
+        try:
+            self._read_journal()
+        except BaseException:
+            self._journal.close()
+            raise
 
     def _open_staging(self, *, resume: bool, overwrite: bool) -> IO[str]:
         journal = self.staging / "journal.jsonl"
@@ -109,9 +113,11 @@ class Output:
             self._journal.truncate(0)
             self._append(self._header)
         elif records[0] != self._header:
-            changed = sorted(key for key in self._header if records[0].get(key) != self._header[key])
+            before = {**records[0], **records[0]["options"]}
+            now = {**self._header, **self._header["options"]}
+            changed = sorted(key for key in {*before, *now} - {"options"} if before.get(key) != now.get(key))
             raise ResumeError(
-                f"{self.staging}: the unfinished conversion had another {', '.join(changed)}; overwrite=True "
+                f"{self.staging}: the unfinished conversion differs in {', '.join(changed)}; overwrite=True "
                 f"(--overwrite) starts again"
             )
         for record in records[1:]:

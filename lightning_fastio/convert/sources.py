@@ -81,8 +81,10 @@ def kind_of(source: Any) -> Kind:
         return "table"
     if not first.is_dir() or is_dataset_folder(first):
         return _kind_of_file(first)
-    kinds = (_kind_of_file(first / name) for name in islice(walk(first), _NUM_LOOKED_AT))
-    return next((kind for kind in kinds if kind != "table"), "table")
+    names = (os.path.join(folder, name) for folder, _, names in os.walk(first) for name in names)
+    kinds = {_kind_of_file(Path(name)) for name in islice(names, _NUM_LOOKED_AT)}
+    # Pictures often have text beside them, such as a table of labels or a licence.
+    return next((kind for kind in ("images", "text") if kind in kinds), "table")
 
 
 def _kind_of_file(file: Path) -> Kind:
