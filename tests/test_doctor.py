@@ -39,7 +39,7 @@ class SlowReader(MemoryReader):
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "train.h5"
-    path.write_bytes(bytes(1 << 20))
+    path.write_bytes(bytes(8 << 20))
     reader = SlowReader({"x": np.zeros((90, 100), np.uint8), "y": np.zeros(90, np.int64)})
     monkeypatch.setattr(layout, "open_data", lambda _: reader)
     return path

@@ -153,55 +153,60 @@ def test_file_locking(tmp_path: Path, type: str, value: str, severities: list[st
     assert [severity for severity, _ in findings] == severities
 
 
-def test_rates_of_a_real_file(tmp_path: Path) -> None:
+def test_rates_of_a_real_folder(tmp_path: Path) -> None:
     for name, num_bytes in (("small.bin", 1 << 20), ("large.bin", 8 << 20), ("empty.bin", 0)):
         (tmp_path / name).write_bytes(os.urandom(num_bytes))
     assert {path.name: num_bytes for path, num_bytes in rates.file_sizes(tmp_path).items()} == {
         "large.bin": 8 << 20,
         "small.bin": 1 << 20,
     }
-    assert rates.file_sizes(tmp_path / "small.bin") == {tmp_path / "small.bin": 1 << 20}
     descriptors = len(os.listdir("/proc/self/fd"))
-    (finding,) = rates.check_read_rate(tmp_path, num_rows=9 << 10, batch_size=16)
+    (finding,) = rates.check_read_rate(tmp_path, rates.Rows(num_rows=9 << 10, num_units=9 << 7, batch_size=16))
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert "random 1.0 KiB" in finding.finding
+    assert "random 8.0 KiB" in finding.finding
     assert finding.finding.endswith("batches of 16 rows a second on first reading")
+
+
+@pytest.fixture
+def large_file(tmp_path: Path) -> Path:
+    path = tmp_path / "x.bin"
+    path.write_bytes(bytes(8 << 20))
+    return path
 
 
 @pytest.mark.parametrize(
     ("sequential", "scattered", "severity"), [(1 << 30, 1 << 29, "ok"), (1 << 30, 80 << 20, "info")]
 )
 def test_slow_random_reads_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequential: float, scattered: float, severity: str
+    large_file: Path, monkeypatch: pytest.MonkeyPatch, sequential: float, scattered: float, severity: str
 ) -> None:
-    (tmp_path / "x").write_bytes(bytes(1 << 20))
     monkeypatch.setattr(rates, "sequential_rate", lambda path: sequential)
     monkeypatch.setattr(rates, "random_rate", lambda path, request_bytes: scattered)
-    (finding,) = rates.check_read_rate(tmp_path, num_rows=1024, batch_size=64)
+    (finding,) = rates.check_read_rate(large_file, rates.Rows(num_rows=8192, num_units=8192, batch_size=64))
     assert finding.severity == severity
     in_order, shuffled = sequential / 1024 / 64, scattered / 1024 / 64
     assert f"{in_order:,.1f} and {shuffled:,.1f} batches of 64 rows a second" in finding.finding
 
 
-def test_nothing_to_read_is_not_measured(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    assert list(rates.check_read_rate(tmp_path, num_rows=0, batch_size=1)) == []
+def test_small_files_are_not_measured(tmp_path: Path) -> None:
+    assert list(rates.check_read_rate(tmp_path, None)) == []
+    (tmp_path / "small").write_bytes(bytes(1 << 20))
+    assert list(rates.check_read_rate(tmp_path, None)) == []
+    assert list(rates.check_read_rate(tmp_path / "none", None)) == []
 
 
-def test_unknown_rows_are_read_in_pieces_of_64_kib(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(bytes(1 << 20))
-    (finding,) = rates.check_read_rate(tmp_path / "x", num_rows=0, batch_size=1)
+def test_unknown_rows_are_read_in_pieces_of_64_kib(large_file: Path) -> None:
+    (finding,) = rates.check_read_rate(large_file, None)
     assert "random 64.0 KiB" in finding.finding
     assert "batches" not in finding.finding
 
 
-def test_measuring_stops_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "x").write_bytes(bytes(16 << 20))
+def test_measuring_stops_in_time(large_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
     real = os.preadv
     monkeypatch.setattr(rates, "MAX_SECONDS", -1.0)
     monkeypatch.setattr(os, "preadv", lambda *args: reads.append(args) or real(*args))
-    assert rates.sequential_rate(tmp_path / "x") > 0
+    assert rates.sequential_rate(large_file) > 0
     assert len(reads) == 1
 
 

@@ -54,20 +54,20 @@ def diagnose(
     """
     machine = machine or Machine()
     findings: list[Finding] = []
-    batch_bytes = DEFAULT_BATCH_BYTES
+    batch_bytes = 0
     for path in (Path(path).absolute() for path in paths):
         data = layout.open_data(path)
         if isinstance(data, Finding):
             findings.append(data)
         else:
-            batch_bytes = max(1, data.schema.row_bytes * batch_size)
+            batch_bytes = max(batch_bytes, data.schema.row_bytes * batch_size)
         for check in _path_checks(machine, path, data, measure=measure, batch_size=batch_size):
             findings += _run(check)
         if not isinstance(data, Finding):
             data.close()
     if num_workers is None:
         num_workers = max(1, min(MAX_AUTO_WORKERS, int(cpu_allowance(machine.root, machine.environ))))
-    load = Load(num_workers, prefetch_factor, batch_bytes)
+    load = Load(num_workers, prefetch_factor, batch_bytes or DEFAULT_BATCH_BYTES)
     for check in _machine_checks(machine, load):
         findings += _run(check)
     if gpu:
@@ -87,8 +87,14 @@ def _path_checks(
         reader = data
         yield lambda: layout.check_layout(path, reader)
     if measure:
-        num_rows = 0 if isinstance(data, Finding) else len(data)
-        yield lambda: rates.check_read_rate(path, num_rows, batch_size)
+        rows = None if isinstance(data, Finding) else _rows(data, batch_size)
+        yield lambda: rates.check_read_rate(path, rows)
+
+
+def _rows(reader: Reader, batch_size: int) -> rates.Rows | None:
+    num_rows = len(reader)
+    num_units = num_rows if reader.blocks is None else len(reader.blocks) - 1
+    return rates.Rows(num_rows, num_units, batch_size) if num_rows else None
 
 
 def _machine_checks(machine: Machine, load: Load) -> Iterator[Check]:

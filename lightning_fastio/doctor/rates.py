@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -18,36 +19,51 @@ MAX_BYTES = 256 << 20
 BLOCK_BYTES = 4 << 20
 UNKNOWN_ROW_BYTES = 64 << 10
 MAX_FILES = 10_000
+MIN_BYTES = 4 << 20
+MAX_REQUEST_BYTES = 16 << 20
 AHEAD = 32
 """Random reads that are announced before they are made, as this package's readers do."""
 
 
-def check_read_rate(path: Path, num_rows: int, batch_size: int) -> Iterator[Finding]:
+@dataclass(frozen=True)
+class Rows:
+    """What the files at a path hold, and how it is asked for."""
+
+    num_rows: int
+    """Rows of all files."""
+    num_units: int
+    """Pieces that are read whole: rows, or blocks where rows are compressed together."""
+    batch_size: int
+    """Rows of a batch."""
+
+
+def check_read_rate(path: Path, rows: Rows | None) -> Iterator[Finding]:
     """Sequential and random rate of the largest file at a path, and the batches a second that they allow.
 
     Args:
-        path: A file, or a folder.
-        num_rows: Rows of all files there; 0 if unknown.
-        batch_size: Rows of a batch.
+        path: A file, or a folder. Small ones are left out: they stay in the page cache.
+        rows: What is in it, or None if unknown.
     """
     sizes = file_sizes(path)
-    if not sizes:
+    largest = max(sizes, key=lambda each: sizes[each], default=path)
+    if sizes.get(largest, 0) < MIN_BYTES:
         return
-    row_bytes = max(1, sum(sizes.values()) // num_rows) if num_rows else UNKNOWN_ROW_BYTES
-    largest = max(sizes, key=lambda each: sizes[each])
-    sequential = sequential_rate(largest)
-    request = min(row_bytes, BLOCK_BYTES)
-    scattered = random_rate(largest, request)
+    num_bytes = sum(sizes.values())
+    request = max(1, num_bytes // rows.num_units) if rows else UNKNOWN_ROW_BYTES
+    sequential, scattered = sequential_rate(largest), random_rate(largest, min(request, MAX_REQUEST_BYTES))
     check = f"read rate of {path}"
     text = f"sequential {size(sequential)}/s, random {size(request)} {size(scattered)}/s (page cache dropped)"
-    if num_rows:
-        in_order, shuffled = (rate / row_bytes / batch_size for rate in (sequential, scattered))
-        text += f": {in_order:,.1f} and {shuffled:,.1f} batches of {batch_size} rows a second on first reading"
+    if rows:
+        batch_bytes = num_bytes / rows.num_rows * rows.batch_size
+        text += (
+            f": {sequential / batch_bytes:,.1f} and {scattered / batch_bytes:,.1f} batches of {rows.batch_size} rows a "
+            "second on first reading"
+        )
     if scattered < sequential / 10:
         yield Finding(
             check,
             text,
-            "shuffled single rows use a tenth of this storage or less, until the data is in the page cache",
+            "shuffled reading uses a tenth of this storage or less, until the data is in the page cache",
             "shuffle='block', larger rows, or copy the data to faster storage",
             "info",
         )

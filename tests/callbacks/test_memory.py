@@ -219,7 +219,7 @@ from lightning_fastio.callbacks.memory import MemoryHygieneCallback
 from tests.callbacks.small_runs import Net, assert_same_weights, fit
 
 if __name__ == "__main__":
-    options = dict(strategy="ddp_spawn", devices=2)
+    options = dict(strategy="ddp_fork", devices=2)
     ours = fit(Path(sys.argv[1]), [MemoryHygieneCallback("bf16-mixed", gc_every_n_steps=4)], **options)
     stock = fit(Path(sys.argv[1]), [], precision="bf16-mixed", **options)
     alone = fit(Path(sys.argv[1]), [])
