@@ -56,7 +56,7 @@ class SourceOptions:
             option.name: values[option.name] for option in fields_of(self) if values[option.name] != option.default
         }
         if self.fn is not None:
-changed["fn"] = getattr(self.fn, "__qualname__", type(self.fn).__qualname__)
+            changed["fn"] = getattr(self.fn, "__qualname__", type(self.fn).__qualname__)
         return changed
 
     def refuse(self, kind: str, *names: str) -> None:

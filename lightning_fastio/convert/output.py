@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -103,14 +104,12 @@ class Output:
 
     def _read_journal(self) -> None:
         self._journal.seek(0)
-        records = []
-        for line in self._journal.read().splitlines(keepends=True):
-            # A run that was killed may have left half a line at the end.
-            if not line.endswith("\n"):
-                break
-            records.append(json.loads(line))
+        whole, _, half = self._journal.read().rpartition("\n")
+        records = [json.loads(line) for line in whole.splitlines()]
+        if half:
+            # Left by a run that was killed while it wrote this line.
+            self._journal.truncate(len(f"{whole}\n".encode()) if whole else 0)
         if not records:
-            self._journal.truncate(0)
             self._append(self._header)
         elif records[0] != self._header:
             before = {**records[0], **records[0]["options"]}
@@ -127,6 +126,17 @@ class Output:
                     f"{self.data / shard.path}: changed since it was written; overwrite=True starts again"
                 )
             self._take_over(record, shard)
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a killed run had begun to write."""
+        finished = {self.data / name for shard in self.shards for name in shard.files}
+        for path in sorted(self.data.rglob("*"), reverse=True):
+            if path.is_dir():
+                with suppress(OSError):
+                    path.rmdir()
+            elif path not in finished:
+                path.unlink()
 
     def _take_over(self, record: dict[str, Any], shard: Shard) -> None:
         self.shards.append(shard)
