@@ -8,6 +8,7 @@ ahead. Rows are numbered in file order, files in natural order, counting only ro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lightning_fastio.errors import SchemaError
+from lightning_fastio.errors import RowIndexError, SchemaError
 from lightning_fastio.formats.base import FieldLayout, Fields, Rows, check_rows
 from lightning_fastio.formats.blocks import BlockCache, BlockRows, split_by_block
 from lightning_fastio.formats.files import Source, fingerprint_of, resolve
@@ -129,7 +130,8 @@ class ParquetReader:
 
     def will_need(self, rows: Rows) -> None:
         """Begin to decode the row groups of these rows, as far as the cache has room."""
-        self._cache.announce(_requests(self._by_block(rows)))
+        with suppress(RowIndexError):
+            self._cache.announce(_requests(self._by_block(rows)))
 
     def read(self, rows: Rows, out: Batch | None = None) -> Batch:
         """Read rows; see `Reader.read`."""

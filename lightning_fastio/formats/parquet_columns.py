@@ -219,6 +219,9 @@ def extract(table: pa.Table, stored: StoredColumn) -> pa.Array:
         return _storage(column.chunk(0))
     if column.num_chunks == 0:
         return _storage(pa.array([], column.type))
+    if is_string(column.type) or is_binary(column.type):
+        # Several chunks may hold more than the 2 GiB that fit behind offsets of 32 bits.
+        column = column.cast(pa.large_string() if is_string(column.type) else pa.large_binary())
     return pa.concat_arrays([_storage(chunk) for chunk in column.unify_dictionaries().chunks])
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
@@ -20,6 +21,8 @@ from lightning_fastio.formats.parquet_survey import RaggedPolicy, check_footers,
 from lightning_fastio.formats.parquet_values import Dense, Values
 from lightning_fastio.formats.selection import unknown_field, wanted_fields
 from lightning_fastio.schema import FieldSpec
+
+_TRANSPOSED_ROWS = 4096
 
 _log = logging.getLogger("lightning_fastio")
 
@@ -37,12 +40,30 @@ class Field:
         """Values of all rows of a table."""
         if not self.is_stack:
             return self.columns[0].decode(table, place)
-        matrix = torch.empty((table.num_rows, *self.spec.shape), dtype=self.spec.dtype).numpy()
-        for position, column in enumerate(self.columns):
+        columns = []
+        for column in self.columns:
             values = column.decode(table, place)
             assert isinstance(values, Dense)
-            matrix[..., position] = values.rows
-        return Dense(matrix)
+            columns.append(values.rows)
+        return Dense(_interleave(columns, torch.empty((table.num_rows, *self.spec.shape), dtype=self.spec.dtype)))
+
+
+def _interleave(columns: Sequence[npt.NDArray[Any]], out: torch.Tensor) -> npt.NDArray[Any]:
+    """Columns side by side along the last axis of ``out``.
+
+    Writing one column after another would touch every cache line of ``out`` once per column. Instead a piece of all
+    columns is gathered that fits into the processor's cache, and transposed from there by torch's blocked copy.
+    """
+    matrix = out.view(-1, len(columns))
+    flat = [column.reshape(-1) for column in columns]
+    for start in range(0, len(matrix), _TRANSPOSED_ROWS):
+        piece = matrix[start : start + _TRANSPOSED_ROWS]
+        transposed = torch.empty((len(columns), len(piece)), dtype=out.dtype)
+        rows = transposed.numpy()
+        for position, column in enumerate(flat):
+            rows[position] = column[start : start + len(piece)]
+        piece.copy_(transposed.t())
+    return out.numpy()
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ from lightning_fastio.formats.parquet_schema import StoredColumn, stored_columns
 MAX_IDLE_FILES = 16
 """Files kept open while no thread reads them."""
 
+BUFFER_BYTES = 1 << 20
+"""Read at a time, so that a column is not held twice, once as in the file and once decoded."""
+
 _SMALL_BATCH_ROWS = 1024
 
 
@@ -186,6 +189,7 @@ class Files:
             path,
             metadata=footer,
             pre_buffer=False,
+            buffer_size=BUFFER_BYTES,
             page_checksum_verification=verify,
             coerce_int96_timestamp_unit="us",  # Nanoseconds, the default, wrap around silently after the year 2262.
         )

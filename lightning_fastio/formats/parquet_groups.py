@@ -116,7 +116,12 @@ class RowGroups:
     def _decoded_bytes(self, files: Files, fields: Sequence[Field], rows_of: Int64Array) -> Int64Array:
         """Bytes of each row group once decoded; of values that vary in length, as the file states them."""
         fixed = sum(field.spec.nbytes for field in fields if field.spec.kind == "tensor")
-        varying = [column.name for field in fields if field.spec.kind != "tensor" for column in field.columns]
+        varying = [
+            column.name
+            for field in fields
+            for column in field.columns
+            if field.spec.kind != "tensor" and column.stored.leaf >= 0
+        ]
         nbytes = rows_of * fixed
         if not varying:
             return nbytes
