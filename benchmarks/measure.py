@@ -90,7 +90,7 @@ class Comparison:
                 f"{rate * self.row_bytes / 1e9:.3g}",
                 f"{1e6 * self.batch_size / rate:,.0f}",
                 f"{rate / limit:.2f}" if limit else "",
-                f"{rate / today:,.3g}" if today and rate < 100 * today else f"{rate / today:,.0f}" if today else "",
+                _times(rate / today) if today else "",
                 style="bold" if each.role == "fastio" else None,
             )
         console.print(table)
@@ -109,6 +109,10 @@ def _rate(start_epoch: Callable[[], Iterable[Any]], duration_s: float) -> float:
 
 def _short(rate: float) -> str:
     return f"{rate / 1e6:.3g} M" if rate >= 1e6 else f"{rate / 1e3:.3g} k"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}"
 
 
 def _num_rows(batch: Any) -> int:

@@ -13,7 +13,7 @@ class DigitsNet(LightningModule):
     Takes batches of ``image``, uint8 ``(batch, 8, 8)`` with values up to 16, and ``label``, int64 ``(batch,)``.
     """
 
-    def __init__(self, width: int = 16, lr: float = 2e-3) -> None:
+    def __init__(self, width: int = 16, lr: float = 4e-3) -> None:
         """Set up.
 
         Args:
