@@ -200,10 +200,8 @@ class FastIODataModule(LightningDataModule):
 
     def train_dataloader(self) -> BatchLoader:
         """Batches to train on."""
-        settings = dict(self._training)
-        if getattr(self.trainer, "overfit_batches", 0):
-            settings["shuffle"] = "none"
-        loader = self._loader("train", batch_size=self.batch_size, weights=self.stages.weights(), **settings)
+        settings = {"shuffle": "none"} if getattr(self.trainer, "overfit_batches", 0) else {}
+        loader = self._keep("train", self.new_train_loader(**settings))
         if self.trainer is not None:
             loader.on_epoch = partial(begin_epoch, self.trainer)
         return loader
@@ -246,6 +244,46 @@ class FastIODataModule(LightningDataModule):
                 "could be tested on: use the same split and data, or pass allow_changed_data=True"
             )
 
+    # What measures and tunes
+
+    def new_train_loader(self, **settings: Any) -> BatchLoader:
+        """A loader of the training rows that whoever asks for it closes.
+
+        Args:
+            settings: Arguments of `BatchLoader`, ``reader`` included, in place of those of this module.
+        """
+        own = {"batch_size": self.batch_size, "weights": self.stages.weights(), **self._training}
+        return self._new_loader("train", **{**own, **settings})
+
+    def configure(self, *, batch_size: int | None = None, cache_bytes: int | None = None, **loading: Any) -> None:
+        """Change how data is loaded, from the next loader on.
+
+        Args:
+            batch_size: Rows of a training batch.
+            cache_bytes: Bytes of decoded blocks kept at most; files are opened again.
+            loading: ``num_workers``, ``worker_type``, ``prefetch_factor`` or ``pin_memory``.
+
+        Raises:
+            ConfigError: There is no such setting.
+        """
+        unknown = set(loading) - {"num_workers", "worker_type", "prefetch_factor", "pin_memory"}
+        if unknown:
+            raise ConfigError(f"a loader cannot be configured with {sorted(unknown)}")
+        self.hparams.update(loading)
+        self._pin_memory = loading.pop("pin_memory", self._pin_memory)
+        self._loading |= loading
+        if batch_size is not None:
+            self.batch_size = self.hparams["batch_size"] = batch_size
+        if cache_bytes is not None:
+            self.reader_options["cache_bytes"] = self.hparams["cache_bytes"] = cache_bytes
+            self.stages.forget_readers()
+
+    @property
+    def has_transform(self) -> bool:
+        """Whether code of the user runs on batches or samples."""
+        overridden = type(self).transform_batch is not FastIODataModule.transform_batch
+        return overridden or self.transform is not None or self._loading["sample_transform"] is not None
+
     @property
     def classes(self) -> list[str] | None:
         """Names of the classes, where the data was written with them: label ``i`` means ``classes[i]``."""
@@ -261,11 +299,17 @@ class FastIODataModule(LightningDataModule):
                 setattr(self, name, MethodType(getattr(LightningDataModule, name), self))
 
     def _eval_loader(self, stage: Stage) -> BatchLoader:
-        return self._loader(stage, batch_size=self.eval_batch_size or self.batch_size, shuffle="none")
+        batch_size = self.eval_batch_size or self.batch_size
+        return self._keep(stage, self._new_loader(stage, batch_size=batch_size, shuffle="none"))
 
-    def _loader(self, stage: Stage, **settings: Any) -> BatchLoader:
+    def _keep(self, stage: Stage, loader: BatchLoader) -> BatchLoader:
+        """Close the loader that a stage had before, and remember the new one."""
         if stage in self._loaders:
             self._loaders[stage].close()
+        self._loaders[stage] = loader
+        return loader
+
+    def _new_loader(self, stage: Stage, **settings: Any) -> BatchLoader:
         transforms: list[Transform] = [] if self.transform is None else [self.transform]
         if type(self).transform_batch is not FastIODataModule.transform_batch:
             transforms.append(_StageTransform(self, stage))
@@ -275,14 +319,14 @@ class FastIODataModule(LightningDataModule):
             if ranks:
                 settings |= {"rank": ranks["rank"], "world_size": ranks["num_replicas"]}
             if self._pin_memory == "auto":
-                settings["pin_memory"] = self.trainer.strategy.root_device.type == "cuda"
+                settings.setdefault("pin_memory", self.trainer.strategy.root_device.type == "cuda")
         settings = {"pin_memory": self._pin_memory, "transform": transforms, **self._loading, **settings}
-        self._loaders[stage] = BatchLoader(self.stages.reader(stage), rows=self.stages.rows(stage), **settings)
-        return self._loaders[stage]
+        settings.setdefault("reader", self.stages.reader(stage))
+        return BatchLoader(rows=self.stages.rows(stage), **settings)
 
     def _open_column(self, source: Source, field: str) -> Reader:
         """The training data with one field, so that nothing else is read."""
-        if type(self).open_reader is FastIODataModule.open_reader:
+        if type(self).open_reader is FastIODataModule.open_reader and source is not None:
             stored = self.fields.get(field, field) if isinstance(self.fields, dict) else field
             return open_reader(source, {field: stored}, **self.reader_options)
         reader = self.stages.reader("train")

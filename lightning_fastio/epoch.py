@@ -84,6 +84,11 @@ class Epoch:
         return self.num_past_batches + self._deal.num_batches
 
     @property
+    def by_blocks(self) -> bool:
+        """Whether this rank reads blocks from their start to their end."""
+        return self._setting.cut == "contiguous"
+
+    @property
     def num_batches(self) -> int:
         """Batches are numbered from 0 to this in the present setting."""
         return self._deal.num_batches

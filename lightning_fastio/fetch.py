@@ -17,19 +17,11 @@ from lightning_fastio.errors import ConfigError, SchemaError
 from lightning_fastio.formats.base import Reader
 from lightning_fastio.order import Int64Array
 from lightning_fastio.schema import Batch
+from lightning_fastio.tasks import Task
 
 Transform: TypeAlias = Callable[..., Any]
 """Takes a batch (or a sample) and gives one back. If it has an argument ``generator`` (torch.Generator) or ``rng``
 (numpy.random.Generator), it is called with one that depends on (seed, epoch, batch, rank) alone."""
-
-
-class Task(NamedTuple):
-    """One batch to fetch."""
-
-    rows: Int64Array
-    """Row numbers of the reader."""
-    seed: int
-    """Seed of the random numbers that transforms may draw for this batch."""
 
 
 class Fetched(NamedTuple):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
@@ -16,14 +15,13 @@ from typing_extensions import Self
 
 from lightning_fastio.epoch import Epoch, Leg, Setting
 from lightning_fastio.errors import ConfigError, ResumeError
-from lightning_fastio.fetch import BatchFetcher, Task, Transform
+from lightning_fastio.fetch import BatchFetcher, Transform
 from lightning_fastio.formats.base import Reader
-from lightning_fastio.permutation import seed_from
-from lightning_fastio.plan import AHEAD_BYTES, Plan, Shuffle
+from lightning_fastio.plan import Plan, Shuffle
 from lightning_fastio.rows import AllRows, ChosenRows, RowSet
+from lightning_fastio.tasks import Tasks
 from lightning_fastio.workers import (
     InlineWorkers,
-    MakeTasks,
     ProcessWorkers,
     TaskSampler,
     ThreadWorkers,
@@ -271,8 +269,16 @@ class BatchLoader:
             self._go_to(())
         self._started = True
         epoch = self.epoch()
-        make_tasks = self._task_maker(epoch)
         start, stop = epoch.start, epoch.num_batches
+        reads_here = self.worker_type == "thread" or self.num_workers == 0
+        # The tasks do not refer to the loader: threads that hold them must not keep it alive.
+        make_tasks = Tasks(
+            epoch,
+            self.plan.rows,
+            (self.plan.seed, self._epoch_number, self._repeat, self._ranks()[0]),
+            reader=self.reader if reads_here else None,
+            batch_bytes=self._batch_bytes(),
+        )
         workers: Workers
         if self.num_workers == 0:
             workers = InlineWorkers(self._fetcher, make_tasks, start, stop)
@@ -302,34 +308,6 @@ class BatchLoader:
         # The iteration owns its workers: they stop when it is dropped half-way.
         self._workers = weakref.ref(workers)
         return epoch, workers
-
-    def _task_maker(self, epoch: Epoch) -> MakeTasks:
-        """Row numbers of batches; asking for one also announces those that come later to the reader."""
-        # Nothing here refers to the loader: reader threads hold this function, and must not keep the loader alive.
-        reader, plan, rank = self.reader, self.plan, self._ranks()[0]
-        keys = (plan.seed, self._epoch_number, self._repeat, rank)
-        has_transform = self._fetcher.has_transform
-        in_this_process = self.worker_type == "thread" or self.num_workers == 0
-        ahead = min(max(4, AHEAD_BYTES // self._batch_bytes()), 64)
-
-        def announce(batches: range) -> None:
-            if plan.by_blocks:
-                soon = [indices for batch in batches if (indices := epoch.ahead(batch)) is not None]
-            else:
-                first = batches.stop if batches.start == epoch.start else batches.start + ahead
-                later = range(first, min(batches.stop + ahead, epoch.num_batches))
-                soon = epoch.indices_of(later) if later else []
-            if soon:
-                reader.will_need(plan.rows.at(np.concatenate(soon)))
-
-        def make_tasks(batches: range) -> list[Task]:
-            if in_this_process:
-                announce(batches)
-            seeds = [seed_from(*keys, epoch.num_past_batches + batch) if has_transform else 0 for batch in batches]
-            rows = map(plan.rows.at, epoch.indices_of(batches))
-            return [Task(*task) for task in zip(rows, seeds, strict=True)]
-
-        return make_tasks
 
     def _go_to(self, legs: tuple[Leg, ...]) -> None:
         self._resumed, self._position, self._started = legs, None, False

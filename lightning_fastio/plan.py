@@ -141,8 +141,8 @@ class Plan:
             _log.info("shuffle='auto' chose 'global': the decoded rows fit in three eighths of %s", cache)
             return "global"
         _log.info(
-            "shuffle='auto' chose 'block': rows decode in %d blocks that do not fit in three eighths of %s; rows mix inside "
-            "windows of %d rows",
+            "shuffle='auto' chose 'block': rows decode in %d blocks that do not fit in three eighths of %s; rows mix "
+            "inside windows of %d rows",
             len(self._blocks) - 1,
             cache,
             self.window_rows,

@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_fastio.errors import ConfigError
-from lightning_fastio.fetch import BatchFetcher, Fetched, Task
+from lightning_fastio.fetch import BatchFetcher, Fetched
+from lightning_fastio.tasks import Task
 
 MakeTasks: TypeAlias = Callable[[range], list[Task]]
 """Gives the tasks with some numbers; may be called from any thread."""
