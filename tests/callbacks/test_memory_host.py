@@ -18,7 +18,7 @@ from lightning_fastio.callbacks.memory.host import (
 
 
 def watch(held_gib: list[float], limit_gib: float | None = 64) -> list[str]:
-    growth = GrowthWatch(None if limit_gib is None else int(limit_gib * GIB))
+    growth = GrowthWatch(lambda: None if limit_gib is None else int(limit_gib * GIB))
     reports = [growth.add(100 * step, int(held * GIB)) for step, held in enumerate(held_gib)]
     return [report for report in reports if report]
 

@@ -56,6 +56,9 @@ class SlowCopy:
     def is_ready(self) -> bool:
         return SlowCopy.arrived
 
+    def wait(self) -> None:
+        SlowCopy.arrived = True
+
 
 def watch_of(monkeypatch: pytest.MonkeyPatch) -> NonFiniteWatch:
     monkeypatch.setattr(nonfinite, "HostCopy", SlowCopy)
@@ -85,6 +88,15 @@ def test_a_late_loss_is_reported_at_its_own_step(monkeypatch: pytest.MonkeyPatch
     assert "float16 ends at 65504" in report
     watch.watch(torch.tensor(float("nan")), place(5))
     assert watch.report() is None
+
+
+def test_the_last_losses_are_waited_for_where_a_stage_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = watch_of(monkeypatch)
+    watch.watch(torch.tensor(float("nan")), place(7))
+    assert watch.report() is None
+    report = watch.report(wait=True)
+    assert report is not None
+    assert "at step 7" in report
 
 
 def test_a_large_batch_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

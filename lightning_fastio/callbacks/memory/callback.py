@@ -125,7 +125,7 @@ class MemoryHygieneCallback(Callback):
         if self._plugin is None or trainer.strategy.precision_plugin is not self._plugin:
             self._plugin = install_precision(trainer, self.precision)
         device = trainer.strategy.root_device
-        self._matmul_before = allow_tf32(device, self.float32_matmul)
+        self._matmul_before = self._matmul_before or allow_tf32(device, self.float32_matmul)
         self._device = open_device_memory(device)
         if self._device is not None:
             self._cache = CacheKeeper(
@@ -241,6 +241,7 @@ class MemoryHygieneCallback(Callback):
             print(self._record.summary(trainer.precision, self._cache, num_skipped))
 
     def _end_stage(self) -> None:
+        self._report_nonfinite(wait=True)
         if self._collection is not None:
             self._collection.after_stage()
         if self._cache is not None:
@@ -280,8 +281,8 @@ class MemoryHygieneCallback(Callback):
         if problem is not None:
             log.warning(problem)
 
-    def _report_nonfinite(self) -> None:
-        report = self._nonfinite.report() if self._nonfinite is not None else None
+    def _report_nonfinite(self, *, wait: bool = False) -> None:
+        report = self._nonfinite.report(wait=wait) if self._nonfinite is not None else None
         if report is not None:
             log.warning(report)
 
@@ -317,7 +318,7 @@ class MemoryHygieneCallback(Callback):
             self._device.record_history(None)
         if self._nonfinite is not None:
             self._nonfinite.close()
-        self._device = self._cache = self._collection = self._nonfinite = self._place = None
+        self._device = self._cache = self._collection = self._skipped = self._nonfinite = self._place = None
         self._record = MemoryRecord(None)
 
 

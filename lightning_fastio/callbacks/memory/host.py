@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from lightning_fastio.allowance import memory_allowance
 
 GIB = 1 << 30
 
@@ -48,7 +51,8 @@ class GrowthWatch:
     and in the later half of the run at least half as fast as in the earlier one.
     """
 
-    def __init__(self, limit_bytes: int | None) -> None:
+    def __init__(self, limit_bytes: Callable[[], int | None] = memory_allowance) -> None:
+        """Set up; the limit is asked for when there is something to report."""
         self._limit_bytes = limit_bytes
         self._samples: list[tuple[int, int]] = []
         self._stride = 1
@@ -79,7 +83,8 @@ class GrowthWatch:
         rises = all(after > before for before, after in zip(held[middle:-1], held[middle + 1 :], strict=True))
         if not rises or late < early / 2 or held[-1] - held[0] < MIN_GROWTH_BYTES:
             return None
-        return self._describe(late / (self._samples[-1][0] - self._samples[middle][0]))
+        num_steps = self._samples[-1][0] - self._samples[middle][0]
+        return self._describe(late / max(1, num_steps))
 
     def _describe(self, bytes_per_step: float) -> str:
         (first, before), (last, now) = self._samples[0], self._samples[-1]
@@ -87,11 +92,10 @@ class GrowthWatch:
             f"host memory grew from {before / GIB:.1f} to {now / GIB:.1f} GiB between steps {first} and {last} and "
             "does not level off"
         )
-        if self._limit_bytes is not None:
-            steps_left = max(0, self._limit_bytes - now) / bytes_per_step
-            text += (
-                f"; at this rate the limit of {self._limit_bytes / GIB:.1f} GiB is reached in {steps_left:.0f} steps"
-            )
+        limit = self._limit_bytes()
+        if limit is not None:
+            steps_left = max(0, limit - now) / bytes_per_step
+            text += f"; at this rate the limit of {limit / GIB:.1f} GiB is reached in {steps_left:.0f} steps"
         return text
 
 

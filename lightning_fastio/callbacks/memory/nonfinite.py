@@ -46,6 +46,11 @@ class HostCopy:
         """Whether the value has arrived."""
         return self._copied is None or bool(self._copied.query())  # type: ignore[no-untyped-call]
 
+    def wait(self) -> None:
+        """Wait until the value has arrived."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
     @property
     def value(self) -> torch.Tensor:
         """The tensor; only to be read when it is ready."""
@@ -77,8 +82,14 @@ class NonFiniteWatch:
         if loss.device.type in ("cpu", "cuda"):
             self._pending.append((HostCopy(loss), place))
 
-    def report(self) -> str | None:
-        """What there is to say about the losses that have arrived; at most once."""
+    def report(self, *, wait: bool = False) -> str | None:
+        """What there is to say about the losses that have arrived; at most once.
+
+        Args:
+            wait: Wait for all of them, where a stage ends.
+        """
+        if wait and self._pending:
+            self._pending[-1][0].wait()
         while self._pending and self._pending[0][0].is_ready:
             copy, place = self._pending.popleft()
             if not _is_finite(copy.value):

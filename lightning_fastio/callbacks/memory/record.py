@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lightning_fastio.allowance import memory_allowance
 from lightning_fastio.callbacks.memory.allocator import GIB, CacheKeeper, DeviceMemory, DeviceReading
 from lightning_fastio.callbacks.memory.host import GrowthWatch, read_host_memory, shared_memory_use
 
@@ -18,7 +17,7 @@ class MemoryRecord:
         self._peak_step = 0
         self._host_peak_bytes = 0
         self._host_bytes = 0
-        self._growth: GrowthWatch | None = GrowthWatch(memory_allowance())
+        self._growth: GrowthWatch | None = GrowthWatch()
 
     def look(self, step: int) -> dict[str, float]:
         """Read device and host memory, without synchronising.
