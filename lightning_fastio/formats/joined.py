@@ -98,17 +98,17 @@ class Concatenated:
         if not parts:
             return self._readers[0].read([], out)
         batch: Batch = dict(self.schema.allocate(num_rows) if out is None else out)
-        sparse: dict[str, list[torch.Tensor]] = {}
         for name, spec in self.schema.items():
-            if spec.kind == "sparse":
-                sparse[name] = []
-            elif spec.kind != "tensor":
+            if spec.kind != "tensor":
                 batch[name] = cast(Any, [None] * num_rows)
+        # What comes as one tensor of a size that is not known before: sparse rows, and rows padded to the longest.
+        pieces: dict[str, list[torch.Tensor]] = {}
         for reader, positions, local in parts:
-            self._read_part(reader, positions, local, batch, sparse)
+            self._read_part(reader, positions, local, batch, pieces)
         order = np.concatenate([positions for _, positions, _ in parts])
-        for name, pieces in sparse.items():
-            batch[name] = _permuted_csr(pieces, order)
+        for name, found in pieces.items():
+            join = _join_csr if self.schema[name].kind == "sparse" else _join_padded
+            batch[name] = join(found, order)
         return {name: batch[name] for name in self.schema}
 
     def layout(self) -> list[FieldLayout]:
@@ -130,28 +130,26 @@ class Concatenated:
         positions: Int64Array,
         rows: Int64Array,
         batch: Batch,
-        sparse: Mapping[str, list[torch.Tensor]],
+        pieces: dict[str, list[torch.Tensor]],
     ) -> None:
-        if isinstance(reader, Scatters) and not sparse:
+        """Put rows of one reader at their places in the batch."""
+        if isinstance(reader, Scatters) and all(spec.kind in ("tensor", "string") for spec in self.schema.values()):
             reader.read_into(rows, batch, positions)
             return
         start, stop = int(positions[0]), int(positions[-1]) + 1
-        if stop - start == len(positions) and np.all(np.diff(positions) == 1):  # They fill a slice of the buffers.
-            place: Any = slice(start, stop)
-            part = reader.read(rows, {name: batch[name][place] for name in self._tensors()})
-            filled = set(self._tensors())
-        else:
-            part, filled = reader.read(rows), set()
+        buffers: Batch | None = None
+        if stop - start == len(positions) and (np.diff(positions) == 1).all():  # They fill a slice of the buffers.
+            buffers = {name: batch[name][start:stop] for name in self._tensors()}
         index = torch.from_numpy(positions)
-        for name, values in part.items():
-            if name in sparse:
-                sparse[name].append(cast(torch.Tensor, values))
-            elif isinstance(values, list):
-                target = cast(list[Any], batch[name])
+        for name, values in reader.read(rows, buffers).items():
+            target = batch[name]
+            if isinstance(values, list):
                 for position, value in zip(positions.tolist(), values, strict=True):
                     target[position] = value
-            elif name not in filled:
-                cast(torch.Tensor, batch[name])[index] = values
+            elif isinstance(target, list):
+                pieces.setdefault(name, []).append(values)
+            elif buffers is None:
+                target[index] = values
 
     def _tensors(self) -> list[str]:
         return [name for name, spec in self.schema.items() if spec.kind == "tensor"]
@@ -257,15 +255,24 @@ def check_same_schema(first: Schema, other: Schema, first_name: object, other_na
         raise SchemaError(f"{first_name} has the fields {list(first)}, but {other_name} has {list(other)}")
 
 
-def _permuted_csr(pieces: Sequence[torch.Tensor], positions: Int64Array) -> torch.Tensor:
+def _join_csr(pieces: Sequence[torch.Tensor], positions: Int64Array) -> torch.Tensor:
     """One sparse CSR tensor whose row ``positions[i]`` is row ``i`` of the pieces laid end to end."""
     lengths = np.concatenate([np.diff(piece.crow_indices().numpy()) for piece in pieces])
     starts = np.cumsum(lengths) - lengths
     order = np.argsort(positions)
     crow = np.concatenate([[0], np.cumsum(lengths[order])])
-    entries = np.repeat(starts[order] - crow[:-1], lengths[order]) + np.arange(crow[-1])
-    index = torch.from_numpy(entries)
+    index = torch.from_numpy(np.repeat(starts[order] - crow[:-1], lengths[order]) + np.arange(crow[-1]))
     columns = torch.cat([piece.col_indices() for piece in pieces])[index]
     values = torch.cat([piece.values() for piece in pieces])[index]
-    size = (len(lengths), *pieces[0].shape[1:])
-    return torch.sparse_csr_tensor(torch.from_numpy(crow), columns, values, size)
+    return torch.sparse_csr_tensor(torch.from_numpy(crow), columns, values, (len(lengths), *pieces[0].shape[1:]))
+
+
+def _join_padded(pieces: Sequence[torch.Tensor], positions: Int64Array) -> torch.Tensor:
+    """One padded tensor whose row ``positions[i]`` is row ``i`` of the pieces laid end to end."""
+    longest = max(piece.shape[1] for piece in pieces)
+    out = pieces[0].new_zeros((len(positions), longest, *pieces[0].shape[2:]))
+    start = 0
+    for piece in pieces:
+        out[torch.from_numpy(positions[start : start + len(piece)]), : piece.shape[1]] = piece
+        start += len(piece)
+    return out

@@ -1,0 +1,358 @@
+"""Rows out of memory-mapped bytes.
+
+`MappedFile` maps a file and announces which of its pages come next; `MappedArray` sees an array in those bytes and
+copies rows of it into batches. The file is mapped read-only, so that no bug can change it, and without keeping it
+open, so that thousands of files work under a small limit on open files.
+
+A file that somebody cuts short while it is mapped has no bytes to give: the kernel would end the process with SIGBUS.
+Each read therefore looks first whether the file is still as it was, and raises `CorruptFileError` if not. What is
+left is a file that shrinks between that look and the copy, some microseconds later. Write to a new file and rename it:
+then readers that are open keep the old data.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fastio.errors import CorruptFileError, FastIOError, FileAccessError, FormatError
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+CHUNK_BYTES = 128 << 10
+"""Rows that cannot be copied in one go pass through memory of this size, which stays in a processor's own cache."""
+
+MAX_HINTS = 4096
+"""Most page ranges that one hint announces."""
+
+_HINT_PAGES = 32
+"""Pages of one range: the kernel reads no more than the device's read-ahead for one call, 128 KiB by default."""
+
+_NUM_SAMPLES = 8
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class ByteSource(Protocol):
+    """Where an array's bytes are: a mapped file, or memory."""
+
+    path: Path
+
+    def view(self) -> Bytes:
+        """All bytes, read-only or private to this package.
+
+        Raises:
+            CorruptFileError: The file is not as it was when it was opened.
+        """
+        ...
+
+    def will_need(self, starts: Int64Array, num_bytes: Int64Array | int) -> None:
+        """Hint that ``num_bytes`` bytes from each start will be read soon."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the bytes; a later `view` gets them again."""
+        ...
+
+
+class MappedFile:
+    """The bytes of a file, mapped when they are first used in a process. Thread-safe and picklable."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Note size and time of the file.
+
+        Raises:
+            FileAccessError: It is missing or may not be read.
+        """
+        self.path = Path(os.path.abspath(path))
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+        except OSError as error:
+            raise FileAccessError(f"{self.path} cannot be opened: {error.strerror or error}") from error
+        self.size = status.st_size
+        self._stamp = _stamp(status)
+        self._maps: dict[int, _Map] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_maps": {}}
+
+    def __repr__(self) -> str:
+        return f"MappedFile({str(self.path)!r})"
+
+    def view(self) -> Bytes:
+        """All bytes of the file, read-only; they stay mapped while something refers to them."""
+        return self._map().view
+
+    def will_need(self, starts: Int64Array, num_bytes: Int64Array | int) -> None:
+        """Let the kernel read pages that are not in memory yet, in the background; never fails."""
+        with suppress(FastIOError, OSError):
+            address = self._map().address
+            first, stop = starts // mmap.PAGESIZE, -(-(starts + num_bytes) // mmap.PAGESIZE)
+            if len(starts) and not self._has_in_memory(first):
+                for start, length in _page_ranges(first, stop):
+                    _libc.madvise(address + start * mmap.PAGESIZE, length * mmap.PAGESIZE, mmap.MADV_WILLNEED)
+
+    def close(self) -> None:
+        """Unmap the file once no read in another thread uses it."""
+        self._maps.pop(os.getpid(), None)
+
+    def _map(self) -> _Map:
+        found = self._maps.get(os.getpid())
+        if found is None:
+            found = self._maps.setdefault(os.getpid(), self._open())
+        try:
+            status = os.stat(self.path)
+        except OSError:  # Removed or renamed: what is mapped stays whole.
+            return found
+        if (status.st_dev, status.st_ino) == found.inode and _stamp(status) != self._stamp:
+            raise self._changed(status)
+        return found
+
+    def _open(self) -> _Map:
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if _stamp(status) != self._stamp:
+                    raise self._changed(status)
+                return _Map(file.fileno(), self.size, (status.st_dev, status.st_ino))
+        except OSError as error:
+            if isinstance(error, FastIOError):
+                raise
+            raise FileAccessError(f"{self.path} cannot be mapped into memory: {error.strerror or error}") from error
+
+    def _changed(self, status: os.stat_result) -> CorruptFileError:
+        return CorruptFileError(
+            f"{self.path} was changed while it was in use: it had {self.size} bytes, now {status.st_size}; "
+            "write to a new file and rename it, and open the reader again"
+        )
+
+    def _has_in_memory(self, pages: Int64Array) -> bool:
+        """Whether a few of these pages are in memory, so that a hint for all of them would be wasted time.
+
+        ``mincore`` would not tell: it claims so of every file that belongs to somebody else.
+        """
+        one = bytearray(1)
+        with self.path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            try:
+                for page in pages[:: -(-len(pages) // _NUM_SAMPLES)].tolist():
+                    os.preadv(file.fileno(), [one], page * mmap.PAGESIZE, os.RWF_NOWAIT)
+            except OSError:  # EAGAIN: it would have to be read; EOPNOTSUPP: this file system cannot tell.
+                return False
+        return True
+
+
+class _Map:
+    """Mapped memory, which is unmapped when nothing refers to it."""
+
+    def __init__(self, descriptor: int, size: int, inode: tuple[int, int]) -> None:
+        self.inode = inode
+        self.address = 0
+        self._size = size
+        if size == 0:
+            self.view: Bytes = np.empty(0, np.uint8)
+            return
+        # Python's mmap keeps a descriptor open for each map. Private and writable maps count as memory of the
+        # process, so that the kernel refuses them for files larger than the machine; read-only ones do not.
+        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE, descriptor, 0)
+        if address == _MAP_FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self.address = address
+        # Reading around each touched page would fetch ten times what shuffled rows need.
+        _libc.madvise(address, size, mmap.MADV_RANDOM)
+        self.view = np.asarray(_Memory(address, size))
+
+
+class _Memory:
+    """What NumPy keeps alive as the owner of mapped memory."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, True), "version": 3}
+        self._range = (address, size)
+
+    def __del__(self, munmap: Any = _libc.munmap) -> None:
+        munmap(*self._range)
+
+
+class MappedArray:
+    """Rows of an array that lies in mapped bytes; or windows along its first axis as rows."""
+
+    def __init__(
+        self,
+        source: ByteSource,
+        offset: int,
+        dtype: npt.DTypeLike,
+        shape: tuple[int, ...],
+        *,
+        order: Literal["C", "F"] = "C",
+        window: int | None = None,
+        stride: int | None = None,
+    ) -> None:
+        """See an array in bytes.
+
+        Args:
+            source: The bytes.
+            offset: Where the first element begins.
+            dtype: Stored type, in any byte order.
+            shape: Stored shape, at least one axis.
+            order: ``F`` when the first index runs fastest.
+            window: Items along the first axis that are one row; by default each item is one.
+            stride: Items from the start of a window to the start of the next; ``window`` by default.
+
+        Raises:
+            FormatError: A row is larger than 2 GiB.
+        """
+        self.dtype = np.dtype(dtype)
+        self.shape = shape
+        self._source = source
+        self._offset = offset
+        self._item_bytes = self.dtype.itemsize * prod(shape[1:])
+        is_matrix = sum(length > 1 for length in shape) > 1
+        self.order: Literal["C", "F"] = order if is_matrix else "C"
+        """How the elements lie; an array with one long axis lies both ways."""
+        if window is None:
+            self.num_rows, self.row_shape = shape[0], shape[1:]
+            self._step = 1
+        else:
+            self._step = stride or window
+            self.num_rows = max(0, (shape[0] - window) // self._step + 1)
+            self.row_shape = (window, *shape[1:])
+        self._window = window
+        self.row_bytes = self.dtype.itemsize * prod(self.row_shape)
+        if self.row_bytes >= 1 << 31:
+            raise FormatError(
+                f"{source.path}: a row of {self.row_bytes / 2**30:.1f} GiB is too large, 2 GiB is the most"
+            )
+
+    def read(self, rows: Int64Array, out: npt.NDArray[Any], positions: Int64Array | None = None) -> None:
+        """Copy rows, converted to native byte order and to the type of ``out``.
+
+        Args:
+            rows: Row numbers in ``0`` to ``num_rows - 1``.
+            out: Contiguous array of rows: of the stored type in native order, or of a wider one.
+            positions: Place in ``out`` of each row; one after another by default.
+
+        Raises:
+            CorruptFileError: The file is not as it was when it was opened.
+            FormatError: A uint64 is too large for int64.
+        """
+        if self.row_bytes == 0 or len(rows) == 0:
+            return
+        is_same = self.dtype == out.dtype and self.dtype.isnative and self.dtype.kind != "b"
+        if is_same and self.order == "C":
+            copy_items(self._items(), rows, as_items(out), positions)
+            return
+        num_rows = max(1, CHUNK_BYTES // self.row_bytes)
+        for start in range(0, len(rows), num_rows):
+            some = rows[start : start + num_rows]
+            place = slice(start, start + len(some)) if positions is None else positions[start : start + num_rows]
+            out[place] = self._checked(self.take(some), out.dtype, some)
+
+    def take(self, rows: Int64Array) -> npt.NDArray[Any]:
+        """A copy of some rows in their stored type."""
+        if self.order == "F":
+            return self._take_scattered(rows)
+        values = np.empty((len(rows), *self.row_shape), self.dtype)
+        if values.size:
+            copy_items(self._items(), rows, as_items(values))
+        return values
+
+    def run(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Items ``start`` to ``stop - 1`` along the first axis, as stored and not copied; for arrays in C order."""
+        begin = self._offset + start * self._item_bytes
+        view = self._source.view()[begin : begin + (stop - start) * self._item_bytes]
+        return view.view(self.dtype).reshape(stop - start, *self.shape[1:])
+
+    def will_need(self, rows: Int64Array, lengths: Int64Array | int = 1) -> None:
+        """Hint that rows, or runs of rows that begin there, will be read soon.
+
+        In Fortran order each row is scattered over the whole file, and there is nothing to hint.
+        """
+        if self.order == "C":
+            step_bytes = self._step * self._item_bytes
+            self._source.will_need(self._offset + rows * step_bytes, (lengths - 1) * step_bytes + self.row_bytes)
+
+    def close(self) -> None:
+        """Let go of the bytes; a later read gets them again."""
+        self._source.close()
+
+    def _items(self) -> npt.NDArray[np.void]:
+        """One item of bytes for each row; windows overlap."""
+        step_bytes = self._step * self._item_bytes
+        view = self._source.view()
+        items: npt.NDArray[np.void] = np.ndarray(
+            (self.num_rows,), f"V{self.row_bytes}", view, self._offset, (step_bytes,)
+        )
+        return items
+
+    def _take_scattered(self, rows: Int64Array) -> npt.NDArray[Any]:
+        stored = np.ndarray(self.shape, self.dtype, self._source.view(), self._offset, order="F")
+        if self._window is not None:
+            rows = (rows * self._step)[:, None] + np.arange(self._window)
+        return np.ascontiguousarray(stored[rows])
+
+    def _checked(self, values: npt.NDArray[Any], dtype: np.dtype[Any], rows: Int64Array) -> npt.NDArray[Any]:
+        """Stored values in a form that assignment converts rightly."""
+        if values.dtype.kind == "b":
+            return values.view(np.uint8)  # Bytes other than 0 and 1 occur, and become 1.
+        if values.dtype.kind == "u" and values.dtype.itemsize == 8 and dtype.kind == "i":
+            largest = values.reshape(len(values), -1).max(axis=1)
+            if (largest > np.iinfo(np.int64).max).any():
+                row = int(rows[int(largest.argmax())])
+                raise FormatError(
+                    f"{self._source.path}, row {row}: {largest.max()} is too large for int64; "
+                    "widen_unsigned=False delivers uint64"
+                )
+        return values
+
+
+def as_items(rows: npt.NDArray[Any]) -> npt.NDArray[np.void]:
+    """A contiguous array of rows as one item of bytes for each row, which NumPy moves in one piece."""
+    items: npt.NDArray[np.void] = np.ndarray((len(rows),), f"V{rows.nbytes // len(rows)}", rows)
+    return items
+
+
+def copy_items(
+    source: npt.NDArray[np.void], rows: Int64Array, out: npt.NDArray[np.void], positions: Int64Array | None = None
+) -> None:
+    """``out[positions] = source[rows]`` without a copy of the source, and without the interpreter's lock."""
+    if positions is None and source.flags.c_contiguous:
+        np.take(source, rows, out=out, mode="clip")  # With "raise", NumPy goes through a buffer of the size of `out`.
+        return
+    # np.take would copy a whole source of overlapping windows first.
+    num_rows = max(1, CHUNK_BYTES // source.itemsize)
+    for start in range(0, len(rows), num_rows):
+        some = rows[start : start + num_rows]
+        place = slice(start, start + len(some)) if positions is None else positions[start : start + num_rows]
+        out[place] = source[some]
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def _page_ranges(first: Int64Array, stop: Int64Array) -> Iterator[tuple[int, int]]:
+    """Page ranges, merged where they touch, cut where they are long: first page and length."""
+    order = np.argsort(first)
+    first, stop = first[order], stop[order]
+    breaks = np.flatnonzero(first[1:] > stop[:-1])
+    starts, stops = first[np.r_[0, breaks + 1]], stop[np.r_[breaks, -1]]
+    for start, end in zip(starts[:MAX_HINTS].tolist(), stops[:MAX_HINTS].tolist(), strict=True):
+        for page in range(start, end, _HINT_PAGES):
+            yield page, min(_HINT_PAGES, end - page)
