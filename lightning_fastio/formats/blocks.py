@@ -17,9 +17,14 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from lightning_fastio.formats.mapped import as_items, copy_items
+
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+SINGLE_ROWS = 8
+"""Fewer rows than this are copied one by one, which costs less than setting up an index."""
 
 IDLE_S = 1.0
 """Seconds after which a decoding thread without work ends; the next announcement starts another."""
@@ -55,12 +60,19 @@ def split_by_block(rows: Int64Array, bounds: Int64Array) -> Iterator[BlockRows]:
 
 
 def copy_rows(source: npt.NDArray[Any], rows: Int64Array, out: npt.NDArray[Any], positions: Int64Array) -> None:
-    """``out[positions] = source[rows]`` for two arrays of rows; single rows are copied without a temporary."""
-    if len(rows) < 8:
+    """``out[positions] = source[rows]`` for contiguous arrays of rows of one type, and ascending positions."""
+    num_rows = len(rows)
+    if num_rows < SINGLE_ROWS:
         for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
             out[position] = source[row]
+        return
+    if source.nbytes == 0:
+        return
+    first, last = int(positions[0]), int(positions[-1])
+    if last - first == num_rows - 1:  # They fill a slice, which needs no temporary.
+        copy_items(as_items(source), rows, as_items(out[first : last + 1]))
     else:
-        out[positions] = source[rows]
+        copy_items(as_items(source), rows, as_items(out), positions)
 
 
 class BlockCache(Generic[Key, Value]):

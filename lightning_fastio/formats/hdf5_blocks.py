@@ -89,16 +89,34 @@ class ChunkRows:
     def __call__(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Stored values of rows ``start`` to ``stop - 1``; ``start`` begins a band of chunks."""
         index, file = self._index, self._library.file
-        out = np.empty((stop - start, *index.shape[1:]), index.dtype)
+        bands = range(start // index.chunk[0], -(-stop // index.chunk[0]))
         descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             file.check_unchanged(os.fstat(descriptor))
-            for band in range(start // index.chunk[0], -(-stop // index.chunk[0])):
+            if (
+                len(bands) == 1
+                and stop - start == index.chunk[0]
+                and index.covers_sample
+                and index.offsets[bands[0], 0] > 0
+            ):
+                return self._chunk(descriptor, bands[0], 0)
+            out = np.empty((stop - start, *index.shape[1:]), index.dtype)
+            for band in bands:
                 for position in range(index.offsets.shape[1]):
                     self._copy_chunk(descriptor, band, position, out, start)
         finally:
             os.close(descriptor)
         return out
+
+    def _chunk(self, descriptor: int, band: int, position: int) -> npt.NDArray[Any]:
+        index = self._index
+        offset, size = int(index.offsets[band, position]), int(index.sizes[band, position])
+        try:
+            data = read_exactly(descriptor, size, offset)
+            data = decode_chunk(data, int(index.masks[band, position]), self._decoders, index.chunk_bytes)
+        except CorruptFileError as error:
+            raise CorruptFileError(f"the chunk of {size} bytes at byte {offset} is damaged: {error}") from error
+        return np.frombuffer(data, index.dtype).reshape(index.chunk)
 
     def _copy_chunk(self, descriptor: int, band: int, position: int, out: npt.NDArray[Any], first_row: int) -> None:
         index = self._index
@@ -110,22 +128,16 @@ class ChunkRows:
             slice(at - shift, at - shift + part.stop)
             for at, part, shift in zip(starts, inside, (first_row, *[0] * (len(starts) - 1)), strict=True)
         )
-        offset, size = int(index.offsets[band, position]), int(index.sizes[band, position])
-        if offset < 0:
+        if index.offsets[band, position] < 0:
             out[target] = self._fill
             return
         is_partial = any(part.stop < whole for part, whole in zip(inside, index.chunk, strict=True))
-        if is_partial and size == index.chunk_bytes and self._decoders:
+        if is_partial and index.sizes[band, position] == index.chunk_bytes and self._decoders:
             # Such a chunk may be stored without its filters although its mask says otherwise.
             with self._library.file.use() as file:
                 out[target] = dataset_at(file, self._library.path)[tuple(map(_shifted, inside, starts))]
             return
-        try:
-            data = read_exactly(descriptor, size, offset)
-            data = decode_chunk(data, int(index.masks[band, position]), self._decoders, index.chunk_bytes)
-        except CorruptFileError as error:
-            raise CorruptFileError(f"the chunk of {size} bytes at byte {offset} is damaged: {error}") from error
-        out[target] = np.frombuffer(data, index.dtype).reshape(index.chunk)[inside]
+        out[target] = self._chunk(descriptor, band, position)[inside]
 
 
 def _shifted(part: slice, start: int) -> slice:

@@ -202,7 +202,8 @@ def _shuffle(filter_: Filter) -> Decoder:
     codec = Shuffle(size)
 
     def unshuffle(data: Any, _: int) -> Any:
-        return codec.decode(data) if len(data) % size == 0 else _unshuffle(data, size)
+        whole = len(data) % size == 0
+        return codec.decode(data, np.empty(len(data), np.uint8)) if whole else _unshuffle(data, size)
 
     return unshuffle if size > 1 else lambda data, _: data
 

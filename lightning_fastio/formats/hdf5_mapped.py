@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fastio.formats.hdf5_chunks import ChunkIndex
-from lightning_fastio.formats.hdf5_types import Element, deliver_into, numpy_dtype
+from lightning_fastio.formats.hdf5_types import Element, deliver_into, is_as_delivered
 from lightning_fastio.formats.mapped import MappedArray, MappedFile, as_items, copy_items
 from lightning_fastio.schema import Batch, FieldSpec
 
@@ -95,8 +95,7 @@ class MappedChunks:
         self._has_gaps = bool((self._offsets < 0).any())
         self._rows_per_chunk = index.chunk[0]
         self._row_bytes = element.stored.itemsize * prod(element.spec.shape)
-        delivered = numpy_dtype(element.spec)
-        self._is_as_stored = element.stored == delivered and element.stored.isnative and delivered.kind != "b"
+        self._is_as_stored = is_as_delivered(element.stored, element.spec)
 
     def read(self, rows: Int64Array, out: Batch) -> Batch:
         """Rows into the buffer in ``out``."""

@@ -52,6 +52,8 @@ class Element:
         for member in self.members:
             values = values[member]
         if self.spec.kind == "tensor":
+            if is_as_delivered(values.dtype, self.spec) and values.flags.c_contiguous:
+                return values.reshape(len(values), *self.spec.shape)
             out = np.empty((len(values), *self.spec.shape), numpy_dtype(self.spec))
             deliver_into(values.reshape(out.shape), out)
             return out
@@ -91,6 +93,11 @@ def deliver_into(values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
     if values.dtype.kind == "b":
         values = np.ascontiguousarray(values).view(np.uint8)  # Stored bytes may differ from 0 and 1.
     np.copyto(out, values, casting="unsafe")
+
+
+def is_as_delivered(stored: np.dtype[Any], spec: FieldSpec) -> bool:
+    """Whether stored values need no conversion. Stored booleans may be other bytes than 0 and 1."""
+    return stored == numpy_dtype(spec) and stored.isnative and stored.kind != "b"
 
 
 def numpy_dtype(spec: FieldSpec) -> np.dtype[Any]:
