@@ -232,6 +232,7 @@ class DevicePrefetcher:
                     step_s=perf_counter() - asked,
                     num_rows=num_rows,
                     is_first=is_first,
+                    is_copied=stager is not None,
                 )
                 is_first = False
                 if stager is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ class WaitStats:
         self._steps = np.zeros(256, STEP)
         self._num_steps = 0
         self._num_logged = 0
-        self._num_copies = 0
+        self._copies_due: deque[int] = deque()
 
     def add(
         self,
@@ -66,6 +67,7 @@ class WaitStats:
         step: int | None = None,
         read_s: float = 0.0,
         transform_s: float = 0.0,
+        is_copied: bool = False,
     ) -> None:
         """Add one training batch.
 
@@ -78,6 +80,7 @@ class WaitStats:
             step: Optimizer steps done when it ended; by default the number of batches before it.
             read_s: Busy seconds of reading.
             transform_s: Busy seconds of transforms.
+            is_copied: Whether `add_copies` will tell how long its copy took.
         """
         index = self._num_steps
         if index == len(self._steps):
@@ -97,16 +100,15 @@ class WaitStats:
         self._num_steps += 1
         if is_first:
             # Copies that an earlier epoch did not come to report are not those of this one.
-            self._num_copies = index
+            self._copies_due.clear()
+        if is_copied:
+            self._copies_due.append(index)
 
     def add_copies(self, copies: Iterable[CopyTimes]) -> None:
         """Add what the device says about copies, which comes later than the step; in the order of the batches."""
         for copy in copies:
-            if self._num_copies == self._num_steps:
-                return
-            record = self._steps[self._num_copies]
+            record = self._steps[self._copies_due.popleft()]
             record["copy_wait_s"], record["copy_s"] = copy.stall_s, copy.copy_s
-            self._num_copies += 1
 
     def add_evaluation(self, stage: str, data_wait_s: float, total_s: float) -> None:
         """Add one batch of validation, test or prediction."""

@@ -8,6 +8,7 @@ checkpoint gave it. For the loop `fetched` and `done` stay what they were: about
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
@@ -22,6 +23,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning_fastio._lightning.randomness import QuietFetches
 from lightning_fastio._lightning.transfer import TransferAhead
 from lightning_fastio.prefetch import STOP_TIMEOUT_S, Pump, batch_bytes
+from lightning_fastio.staging import Staged
 
 States = list[dict[str, Any]] | None
 """Where the loaders that have a state stand."""
@@ -47,6 +49,8 @@ class Delivery:
     """When the loop asked, on the clock of `time.perf_counter`."""
     is_first: bool
     """Whether it was the first batch since the loaders started."""
+    is_copied: bool
+    """Whether it was copied to the device ahead."""
     wait_s: float = 0.0
     read_s: float = 0.0
     transform_s: float = 0.0
@@ -57,8 +61,10 @@ class AheadOptions:
     """How batches are fetched ahead."""
 
     depth: int
-    max_bytes: int | None = None
-    keep_randomness: bool = True
+    max_bytes: int | None
+    keep_randomness: bool
+    tell: Callable[[str], None]
+    """Takes what the user should know."""
 
 
 class _Source:
@@ -183,7 +189,7 @@ class AheadFetcher(_DataFetcher):
 
     def _begin(self) -> None:
         self._source = _Source(self.combined_loader, self.iterator)
-        self._quiet = QuietFetches(self.combined_loader, keep_randomness=self._options.keep_randomness)
+        self._quiet = QuietFetches(self.combined_loader, self._options.keep_randomness, self._options.tell)
         self._states_before = self._source.states()
         self._states: dict[int, States] = {}
         self._num_delivered = 0
@@ -192,7 +198,8 @@ class AheadFetcher(_DataFetcher):
         before = self._states.get(self.fetched - 1, self._states_before)
         self._states = {self.fetched - 1: before, self.fetched: fetched.states}
         if self._delivery is None:
-            self._delivery = Delivery(asked_at, is_first=self._num_delivered == 0)
+            is_copied = isinstance(fetched.item[0], Staged)
+            self._delivery = Delivery(asked_at, is_first=self._num_delivered == 0, is_copied=is_copied)
         self._num_delivered += 1
         self._delivery.wait_s += wait_s
         self._delivery.read_s += fetched.read_s
@@ -204,7 +211,7 @@ class AheadFetcher(_DataFetcher):
         fetched = self._head.popleft()
         if isinstance(fetched, Exception):
             raise fetched
-        return fetched
+        return self._prepare(fetched)
 
     def _has_more(self) -> bool:
         if not self._head:
@@ -228,7 +235,8 @@ class AheadFetcher(_DataFetcher):
             return self._pump.take()
         num_quiet = self._quiet.num_quiet()
         if num_quiet == 0:
-            fetched = self._quiet.fetch(self._source)
+            # Before the thread starts, so that a user's transfer hook never runs twice at once.
+            fetched = self._prepare(self._quiet.fetch(self._source))
             num_quiet = self._quiet.num_quiet()
             if num_quiet != 0:
                 self._start_pump(num_quiet, num_pending=1)
@@ -255,8 +263,8 @@ class AheadFetcher(_DataFetcher):
         return self._pump
 
     def _prepare(self, fetched: Fetched) -> Fetched:
-        if self._transfer is not None and self.stager is not None:
-            batch, batch_idx, dataloader_idx = fetched.item
+        batch, batch_idx, dataloader_idx = fetched.item
+        if self._transfer is not None and self.stager is not None and not isinstance(batch, Staged):
             fetched.item = self._transfer.stage(self.stager, batch, dataloader_idx), batch_idx, dataloader_idx
         return fetched
 

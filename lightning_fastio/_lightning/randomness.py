@@ -8,9 +8,8 @@ fetched on the training thread, in the order in which Lightning would fetch them
 
 from __future__ import annotations
 
-import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,16 +19,15 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from lightning_fastio.loader import BatchLoader
 
-log = logging.getLogger("lightning_fastio")
-
 T = TypeVar("T")
 
 
 class QuietFetches:
     """Tells how many of the next fetches leave the global generators alone, for one pass over the loaders."""
 
-    def __init__(self, combined: CombinedLoader, *, keep_randomness: bool) -> None:
+    def __init__(self, combined: CombinedLoader, keep_randomness: bool, tell: Callable[[str], None]) -> None:
         self._combined = combined
+        self._tell = tell
         # The order of a `BatchLoader` is drawn from generators of its own; only a transform in this thread may draw.
         never_draws = all(isinstance(loader, BatchLoader) and loader.num_workers for loader in combined.flattened)
         self._is_free = never_draws or not keep_randomness
@@ -57,7 +55,7 @@ class QuietFetches:
         fetched = next(source)
         if before is not None and before != _generator_states():
             self._draws = True
-            log.warning(
+            self._tell(
                 "The dataset draws random numbers in this process, from the generators that training draws from as "
                 "well. Nothing is fetched ahead, so that the run stays as it is without PrefetchCallback. To fetch "
                 "ahead: DataLoader(num_workers=1) or more, a generator that belongs to the dataset, or "

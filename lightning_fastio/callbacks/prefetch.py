@@ -73,6 +73,7 @@ class PrefetchCallback(Callback):
         self._training: AheadFetcher | None = None
         self._evaluating: AheadFetcher | None = None
         self._facts: LoaderFacts | None = None
+        self._told: set[str] = set()
 
     @property
     def waits(self) -> npt.NDArray[Any]:
@@ -94,7 +95,8 @@ class PrefetchCallback(Callback):
             log.info("On XLA devices Lightning's own loaders fetch ahead; PrefetchCallback does nothing.")
             self._options = None
             return
-        self._options = AheadOptions(self.depth, self.max_bytes, self.keep_randomness)
+        self._told.clear()
+        self._options = AheadOptions(self.depth, self.max_bytes, self.keep_randomness, self._warn_once)
         backend = open_backend(device)
         if backend is not None:
             self._transfer = TransferAhead(trainer, backend)
@@ -114,6 +116,11 @@ class PrefetchCallback(Callback):
         if self._transfer is not None:
             self._transfer.remove()
             self._transfer = None
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            log.warning(message)
 
     def _fetch_ahead(self, trainer: Trainer) -> AheadFetcher | None:
         if self._options is None:
@@ -161,6 +168,7 @@ class PrefetchCallback(Callback):
             transform_s=delivery.transform_s,
             num_rows=rows_in(batch),
             is_first=delivery.is_first,
+            is_copied=delivery.is_copied,
         )
         self._add_copies()
         step = log_step(trainer)
