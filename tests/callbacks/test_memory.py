@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
@@ -210,6 +211,16 @@ def test_batch_with_a_graph_is_told_once(tmp_path: Path, caplog: pytest.LogCaptu
 def test_arguments_are_checked(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         MemoryHygieneCallback(**options)
+
+
+def test_arguments_come_from_a_command_line() -> None:
+    parser = ArgumentParser()
+    parser.add_class_arguments(MemoryHygieneCallback, "memory")
+    line = ["--memory.precision=16-mixed", "--memory.gc_every_n_steps=50", "--memory.oom_snapshot=oom.pickle"]
+    callback = parser.instantiate_classes(parser.parse_args(line)).memory
+    assert (callback.precision, callback.gc_every_n_steps, callback.oom_snapshot) == ("16-mixed", 50, "oom.pickle")
+    assert callback.empty_cache == "pressure"
+    assert "bf16-mixed on a GPU that has it" in parser.format_help()
 
 
 DDP_SCRIPT = """

@@ -45,12 +45,16 @@ def swa() -> Callback:
     return callbacks.StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=1)
 
 
-@pytest.mark.parametrize("make", [averages, swa])
+def checkpoints() -> Callback:
+    return callbacks.ModelCheckpoint(every_n_train_steps=7, save_last=True)
+
+
+@pytest.mark.parametrize("make", [averages, swa, checkpoints])
 @pytest.mark.filterwarnings("ignore:.*[Ss]wapping scheduler.*")
-def test_beside_callbacks_that_average_weights(tmp_path: Path, make: Any) -> None:
-    options: dict[str, Any] = {"max_epochs": 3}
-    ours = fit(tmp_path, [MemoryHygieneCallback("bf16-mixed"), make()], **options)
-    stock = fit(tmp_path, [make()], precision="bf16-mixed", **options)
+def test_beside_callbacks_that_average_or_save_weights(tmp_path: Path, make: Any) -> None:
+    options: dict[str, Any] = {"max_epochs": 3, "enable_checkpointing": make is checkpoints}
+    ours = fit(tmp_path / "ours", [MemoryHygieneCallback("bf16-mixed"), make()], **options)
+    stock = fit(tmp_path / "stock", [make()], precision="bf16-mixed", **options)
     assert_same_weights(ours, stock)
 
 
