@@ -57,6 +57,7 @@ def open_source(
 ) -> Reader:
     """Open a file, a folder, a glob, or a list of these, whose rows follow one another; see `HDF5Reader`."""
     paths = resolve(source, "hdf5")
+    fields = _without_slashes(fields)
     wanted = wanted_fields(fields)
     names = None if wanted is None else stored_names(wanted)
     cache = make_cache(cache_bytes)
@@ -142,14 +143,18 @@ class HDF5Reader:
         self._cache = make_cache(1 << 30) if cache is None else cache
         self._options = PathOptions(window, stride or window or 1, self._cache, {})
         self._sparse, self._ragged, self._widen_unsigned = sparse, ragged, widen_unsigned
-        with self._file.use() as file:
-            paths = self._all_paths(file) if fields is None else self._named_paths(file, fields)
-            self.metadata: dict[str, str] = _about(file).get("metadata", {})
-            if file.userblock_size and _is_matlab(self.path):
-                _log.warning("%s: MATLAB stores arrays with their axes reversed: axis 0 here is its last", self.path)
+        try:
+            with self._file.use() as file:
+                paths = self._all_paths(file) if fields is None else self._named_paths(file, fields)
+                self.metadata: dict[str, str] = _about(file).get("metadata", {})
+                is_matlab = file.userblock_size and _is_matlab(self.path)
+        finally:
+            self._file.close()  # Mapped rows need no handle, and an open one keeps others from replacing the file.
+        if is_matlab:
+            _log.warning("%s: MATLAB stores arrays with their axes reversed: axis 0 here is its last", self.path)
         self._paths = paths
         specs = {name: spec for path in paths for name, spec in path.source.fields.items()}
-        self.schema = Schema(specs if fields is None else {name.strip("/"): specs[name.strip("/")] for name in fields})
+        self.schema = Schema(specs if fields is None else {name: specs[name] for name in fields})
         self._num_rows = paths[0].source.num_rows
         self._note_missing_chunks()
 
@@ -233,7 +238,7 @@ class HDF5Reader:
             if isinstance(element, str):
                 raise FormatError(f"{self.path}: field {name!r} cannot be loaded: {element}")
             objects[found.name] = found
-            wanted.setdefault(found.name, {})[name.strip("/")] = element
+            wanted.setdefault(found.name, {})[name] = element
         paths = [self._path(objects[name], elements) for name, elements in wanted.items()]
         lengths = {name: path.source.num_rows for path in paths for name in path.source.fields}
         if len(set(lengths.values())) > 1:
@@ -306,6 +311,16 @@ class HDF5Reader:
                     path.num_missing,
                     " and ".join(map(repr, path.source.fields)),
                 )
+
+
+def _without_slashes(fields: Fields) -> Fields:
+    """``/images/train`` is ``images/train``."""
+    if isinstance(fields, Mapping):
+        return {
+            name: stored.strip("/") if isinstance(stored, str) else [each.strip("/") for each in stored]
+            for name, stored in fields.items()
+        }
+    return fields if fields is None or isinstance(fields, str) else [name.strip("/") for name in fields]
 
 
 def _about(file: h5py.File) -> dict[str, Any]:

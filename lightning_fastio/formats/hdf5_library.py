@@ -147,6 +147,7 @@ def dataset_at(file: h5py.File, name: str) -> Any:
     names = [os.fsdecode(plist.get_external(number)[0]) for number in range(plist.get_external_count())]
     if not names or all(os.path.exists(name) for name in names):
         return dataset
+    del dataset, plist  # HDF5 refuses a prefix while the dataset is open without one.
     access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
     access.set_efile_prefix(b"${ORIGIN}")
     return h5py.Dataset(h5py.h5d.open(file.id, name.encode(), access))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from lightning_fastio.errors import CorruptFileError, FormatError
+from lightning_fastio.formats.csr import csr_tensor
 from lightning_fastio.formats.hdf5_paths import Source
 from lightning_fastio.schema import Batch, FieldSpec
 
@@ -68,7 +69,7 @@ class SparseRows:
         if self.spec.kind == "sparse":
             row_starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
             size = (len(rows), self.num_columns)
-            return {self._name: torch.sparse_csr_tensor(row_starts, columns, values, size, check_invariants=False)}
+            return {self._name: csr_tensor(row_starts, columns, values, size)}
         dense: torch.Tensor = out[self._name]  # type: ignore[assignment]
         dense.zero_()
         places = torch.from_numpy(np.repeat(np.arange(len(rows)) * self.num_columns, lengths)) + columns

@@ -28,7 +28,7 @@ class Tree:
 def walk(file: h5py.File) -> Tree:
     """All datasets and sparse groups of a file, also behind soft and external links, in the order of their names."""
     tree = Tree()
-    _walk_group(file, "", tree, ())
+    _walk_group(file["/"], "", tree, ())
     return tree
 
 
@@ -62,6 +62,10 @@ def is_sparse(group: Any) -> bool:
 
 
 def _walk_group(group: Any, prefix: str, tree: Tree, above: tuple[tuple[int, ...], ...]) -> None:
+    info = h5py.h5o.get_info(group.id)
+    identity = (info.fileno, info.addr)
+    if identity in above:  # A link leads back to a group above.
+        return
     for name in group:
         path = f"{prefix}{name}"
         member = _get(group, name)
@@ -71,10 +75,7 @@ def _walk_group(group: Any, prefix: str, tree: Tree, above: tuple[tuple[int, ...
             if not _is_bare_dimension(member):
                 tree.found[path] = member
         elif isinstance(member, h5py.Group) and not name.startswith("#"):  # MATLAB's cells live in "#refs#".
-            info = h5py.h5o.get_info(member.id)
-            identity = (info.fileno, info.addr)
-            if identity not in above:  # Links may lead back to a group above.
-                _walk_group(member, f"{path}/", tree, (*above, identity))
+            _walk_group(member, f"{path}/", tree, (*above, identity))
 
 
 def _get(group: Any, name: str) -> Any:

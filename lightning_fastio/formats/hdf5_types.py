@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import h5py
@@ -73,6 +74,8 @@ class Element:
         return text.rstrip(" ") if self.strips_spaces else text
 
     def _row(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if not self.stored.isnative and _keeps_byte_order():
+            value = value.view(self.stored)
         source = np.asarray(value, self.stored).reshape(-1, *self.spec.shape)
         out = np.empty(source.shape, numpy_dtype(self.spec))
         deliver_into(source, out)
@@ -131,6 +134,14 @@ def is_raw(dataset: Any) -> bool:
         return bool(dataset.id.get_type().equal(h5py.h5t.py_create(dtype, logical=True)))
     except TypeError:
         return False
+
+
+@cache
+def _keeps_byte_order() -> bool:
+    """Whether h5py gives variable-length rows in the byte order of the file under a native type, as 3.16 does."""
+    with h5py.File("probe", "w", driver="core", backing_store=False) as file:
+        file.create_dataset("rows", (1,), h5py.vlen_dtype(np.dtype(">i4")))[0] = np.array([1], ">i4")
+        return int(file["rows"][0][0]) != 1
 
 
 def _leaves(dtype: np.dtype[Any]) -> Iterator[tuple[tuple[str, ...], np.dtype[Any]]]:

@@ -230,9 +230,7 @@ def filter_arguments(compression: str | Mapping[str, Any] | None) -> dict[str, A
         return {"compression": compression, "shuffle": True}
     plugins = {"zstd": "Zstd", "lz4": "LZ4", "blosc": "Blosc"}
     if compression not in plugins:
-        raise ConfigError(
-            f"compression={compression!r} is unknown to HDF5; use gzip, lzf, {', '.join(plugins)} or None"
-        )
+        raise ConfigError(f"compression={compression!r} is unknown; use gzip, lzf, {', '.join(plugins)} or None")
     try:
         import hdf5plugin
     except ImportError as error:
