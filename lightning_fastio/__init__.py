@@ -20,6 +20,7 @@ __all__ = [
     "diagnose",
     "open_reader",
     "open_writer",
+    "tune",
 ]
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lightning_fastio.formats import open_reader, open_writer
     from lightning_fastio.loader import BatchLoader
     from lightning_fastio.prefetch import DevicePrefetcher
+    from lightning_fastio.tuning import tune
 
 # Where names live. They are imported when they are used, so that the command line does not wait for Lightning.
 _MODULES = {
@@ -45,6 +47,7 @@ _MODULES = {
     "diagnose": "doctor",
     "open_reader": "formats",
     "open_writer": "formats",
+    "tune": "tuning",
 }
 
 

@@ -32,6 +32,7 @@ TOOL_COMMANDS = {
     "demo": ("lightning_fastio.demo", "train on real data from all three formats, in under two minutes"),
     "inspect": ("lightning_fastio.inspection", "show what is in a file, and how each field is read"),
     "doctor": ("lightning_fastio.doctor", "find what keeps this machine from feeding its GPU, with the fix"),
+    "tune": ("lightning_fastio.tuning", "find the loader settings that suit this machine, data and model"),
 }
 
 

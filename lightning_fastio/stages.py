@@ -142,6 +142,15 @@ class Stages:
         digest = blake2b(settings.encode(), digest_size=8).hexdigest()
         return f"val {self._split.val}, test {self._split.test}, seed {self._split.seed}: {digest}"
 
+    def open(self, stage: Stage) -> Reader:
+        """Another reader of the data behind a stage; whoever asks for it closes it."""
+        return self._open_source(self._source_of(stage))
+
+    def forget_readers(self) -> None:
+        """Close the readers; the next use opens files anew, with the options of that time."""
+        self.close()
+        self._readers.clear()
+
     def close(self) -> None:
         """Close the readers; they open again when they are read."""
         for reader in self._readers.values():

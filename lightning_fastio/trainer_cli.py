@@ -14,9 +14,15 @@ import lightning_fastio.datamodules  # noqa: F401
 class FastIOCLI(LightningCLI):
     """LightningCLI that is told its options, where Lightning's warns when they are not those of the process."""
 
-    def __init__(self, options: Sequence[str]) -> None:
+    def __init__(self, options: Sequence[str], *, run: bool = True) -> None:
+        """Build model, data and Trainer.
+
+        Args:
+            options: A command and its options; options alone if nothing is to run.
+            run: Whether to run the command.
+        """
         self._options = options
-        super().__init__(save_config_kwargs={"overwrite": True})
+        super().__init__(save_config_kwargs={"overwrite": True}, run=run)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the options."""
