@@ -125,7 +125,7 @@ def format_of_source(source: Source) -> Format:
         FileAccessError: There is no such file.
         FormatError: It holds no file in a format that can be read.
     """
-    for item in _items(source):
+    for item in items_of(source):
         if not item.is_dir():
             return format_of(item)
         sizes: Counter[Format] = Counter()
@@ -137,6 +137,25 @@ def format_of_source(source: Source) -> Format:
             return sizes.most_common(1)[0][0]
         raise _no_data(item, "data")
     raise ConfigError("the source is an empty list; name at least one file")
+
+
+def items_of(source: Source) -> Iterator[Path]:
+    """Files and folders of a source, globs resolved, each of them there.
+
+    Raises:
+        FileAccessError: Nothing is there.
+    """
+    for entry in [source] if isinstance(source, str | Path) else source:
+        path = Path(entry).expanduser()
+        if path.exists():
+            yield path
+        elif _IS_GLOB.search(str(path)):
+            matches = sorted(glob.glob(str(path), recursive=True), key=natural_order)
+            if not matches:
+                raise FileAccessError(f"no file matches {path}")
+            yield from map(Path, matches)
+        else:
+            raise FileAccessError(f"{path} does not exist (looked from {os.getcwd()})")
 
 
 def resolve(source: Source, format_name: str) -> list[Path]:
@@ -155,7 +174,7 @@ def resolve(source: Source, format_name: str) -> list[Path]:
     """
     wanted = format_named(format_name)
     paths: list[Path] = []
-    for item in _items(source):
+    for item in items_of(source):
         if item.is_dir():
             paths += _select(item, wanted)
             continue
@@ -173,21 +192,6 @@ def fingerprint_of(paths: Iterable[Path], *details: object) -> str:
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode("utf-8", "surrogateescape"))
     digest.update(repr(details).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
-
-
-def _items(source: Source) -> Iterator[Path]:
-    """Files and folders of a source, globs resolved, each of them there."""
-    for entry in [source] if isinstance(source, str | Path) else source:
-        path = Path(entry).expanduser()
-        if path.exists():
-            yield path
-        elif _IS_GLOB.search(str(path)):
-            matches = sorted(glob.glob(str(path), recursive=True), key=natural_order)
-            if not matches:
-                raise FileAccessError(f"no file matches {path}")
-            yield from map(Path, matches)
-        else:
-            raise FileAccessError(f"{path} does not exist (looked from {os.getcwd()})")
 
 
 def _select(folder: Path, wanted: Format) -> list[Path]:

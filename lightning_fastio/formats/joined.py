@@ -133,7 +133,7 @@ class Concatenated:
         pieces: dict[str, list[torch.Tensor]],
     ) -> None:
         """Put rows of one reader at their places in the batch."""
-        if isinstance(reader, Scatters) and all(spec.kind in ("tensor", "string") for spec in self.schema.values()):
+        if isinstance(reader, Scatters) and not any(spec.kind in ("ragged", "sparse") for spec in self.schema.values()):
             reader.read_into(rows, batch, positions)
             return
         start, stop = int(positions[0]), int(positions[-1]) + 1
@@ -142,7 +142,7 @@ class Concatenated:
             buffers = {name: batch[name][start:stop] for name in self._tensors()}
         index = torch.from_numpy(positions)
         for name, values in reader.read(rows, buffers).items():
-            target = batch[name]
+            target: Any = batch[name]
             if isinstance(values, list):
                 for position, value in zip(positions.tolist(), values, strict=True):
                     target[position] = value

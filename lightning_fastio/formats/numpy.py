@@ -21,7 +21,7 @@ import torch
 
 from lightning_fastio.errors import ConfigError, FastIOError, SchemaError
 from lightning_fastio.formats.base import FieldLayout, Fields, Reader, Rows, check_rows
-from lightning_fastio.formats.files import Source, fingerprint_of, resolve
+from lightning_fastio.formats.files import Source, fingerprint_of, items_of, resolve
 from lightning_fastio.formats.joined import Concatenated, SideBySide
 from lightning_fastio.formats.mapped import Int64Array
 from lightning_fastio.formats.numpy_columns import Column, RaggedPolicy, TensorColumn
@@ -74,19 +74,7 @@ def open_source(
     options = FieldOptions(window, stride, sparse, ragged, widen_unsigned, cache_bytes).checked()
     wanted = wanted_fields(fields)
     names = None if wanted is None else stored_names(wanted)
-    paths = resolve(source, "numpy")
-    archives = [path for path in paths if is_archive(path)]
-    if archives and len(archives) < len(paths):
-        array = next(path for path in paths if path not in archives)
-        raise ConfigError(
-            f"{array} and {archives[0]} are of two kinds, .npy and .npz; say what belongs together: "
-            f"{{{array.stem!r}: {array.name!r}, 'y': {archives[0].name!r}}}"
-        )
-    if archives:
-        reader = _open_archives(archives, names, options)
-    else:
-        is_list = not isinstance(source, str | Path) and any(Path(each).is_file() for each in source)
-        reader = _open_arrays(paths, names, options, is_list=is_list)
+    reader = _open(source, names, options)
     for layout in reader.layout():
         if layout.hint:
             logger.warning("%s", layout.hint)
@@ -196,6 +184,27 @@ class NumpyReader:
             column.close()
 
 
+def _open(source: Source, names: list[str] | None, options: FieldOptions) -> Reader:
+    items = list(items_of(source))
+    if len(items) > 1 and any(item.is_dir() for item in items):
+        readers: list[Reader] = []
+        for item in items:
+            readers.append(_open(item, names, options))
+            names = list(readers[0].schema)
+        return _joined(readers, items)
+    paths = resolve(source, "numpy")
+    archives = [path for path in paths if is_archive(path)]
+    if archives and len(archives) < len(paths):
+        array = next(path for path in paths if path not in archives)
+        raise ConfigError(
+            f"{array} and {archives[0]} are of two kinds, .npy and .npz; say what belongs together: "
+            f"{{{array.stem!r}: {array.name!r}, 'y': {archives[0].name!r}}}"
+        )
+    if archives:
+        return _open_archives(archives, names, options)
+    return _open_arrays(paths, names, options, is_list=not isinstance(source, str | Path))
+
+
 def _open_archives(paths: Sequence[Path], names: list[str] | None, options: FieldOptions) -> Reader:
     readers: list[NumpyReader] = []
     for path in paths:
@@ -246,7 +255,7 @@ def _reader(contents: Contents, names: list[str] | None, options: FieldOptions) 
     return NumpyReader(open_columns(contents, names, options), contents.paths, contents.metadata)
 
 
-def _joined(readers: Sequence[NumpyReader], paths: Sequence[Path]) -> Reader:
+def _joined(readers: Sequence[Reader], paths: Sequence[Path]) -> Reader:
     """One reader for the rows of all; those without rows are left out.
 
     Raises:
