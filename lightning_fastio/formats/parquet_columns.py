@@ -215,6 +215,8 @@ def extract(table: pa.Table, stored: StoredColumn) -> pa.Array:
     column = table.column(stored.path[0])
     for member in stored.path[1:]:
         column = pc.struct_field(column, member)
+    if str(column.type) in ("string_view", "binary_view"):  # Few of Arrow's functions take them.
+        column = column.cast(pa.string() if is_string(column.type) else pa.binary())
     if column.num_chunks == 1:
         return _storage(column.chunk(0))
     if column.num_chunks == 0:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lightning_fastio.errors import CorruptFileError, FastIOError, FileAccessError, FormatError
+from lightning_fastio.formats.parquet_footer import Chunks, read_chunks
 from lightning_fastio.formats.parquet_partition import Partition
 from lightning_fastio.formats.parquet_schema import StoredColumn, stored_columns
 
@@ -73,11 +74,13 @@ class Files:
             with _errors_of(path), self._open(path, verify=True) as parquet_file:
                 self._footers[index] = parquet_file.metadata
                 self.files.append(_data_file(path, parquet_file, partition))
+        self.num_chunks = sum(footer.num_row_groups * footer.num_columns for footer in self._footers.values())
 
     def _start(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._footers: dict[int, pq.FileMetaData] = {}
+        self._chunks: dict[int, Chunks] = {}
         self._idle: list[tuple[tuple[int, bool], pq.ParquetFile]] = []
 
     @property
@@ -86,18 +89,19 @@ class Files:
         return sum(file.num_rows for file in self.files)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files}
+        return {"files": self.files, "num_chunks": self.num_chunks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._start()
 
-    def footer(self, index: int) -> pq.FileMetaData:
-        """The footer of one file; read again only in a process that has not read it."""
-        if index not in self._footers:
+    def chunks(self, index: int) -> Chunks:
+        """What the footer of one file says about its column chunks."""
+        if index not in self._chunks:
             with self._handle(index, verify=True) as parquet_file:
-                return parquet_file.metadata
-        return self._footers[index]
+                shape = (parquet_file.metadata.num_row_groups, parquet_file.metadata.num_columns)
+            self._chunks[index] = read_chunks(self.files[index].path, *shape)
+        return self._chunks[index]
 
     def read(self, index: int, groups: Sequence[int], columns: Sequence[str], *, verify: bool = True) -> pa.Table:
         """Decode some columns of some row groups of one file.
@@ -115,10 +119,11 @@ class Files:
         expected = int(file.group_rows[list(groups)].sum())
         stored = [name for name in columns if name not in file.partition]
         table = self._read_stored(index, groups, stored, verify) if stored else pa.table({})
-        for name in columns:
-            if name in file.partition:
-                value = pa.scalar(file.partition[name], file.columns[name].type)
-                table = table.append_column(name, pa.repeat(value, expected))
+        constant = [name for name in columns if name in file.partition]
+        if constant:
+            values = [pa.scalar(file.partition[name], file.columns[name].type) for name in constant]
+            arrays = [*table.columns, *(pa.repeat(value, expected) for value in values)]
+            table = pa.table(arrays, names=[*table.column_names, *constant])
         for name, column in zip(table.column_names, table.columns, strict=True):
             if len(column) != expected:
                 raise CorruptFileError(

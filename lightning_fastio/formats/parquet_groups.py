@@ -127,8 +127,7 @@ class RowGroups:
             return nbytes
         for number, (index, group) in enumerate(zip(self._file.tolist(), self._group.tolist(), strict=True)):
             file = files.files[index]
-            row_group = files.footer(index).row_group(group)
-            stored = sum(row_group.column(file.columns[name].leaf).total_uncompressed_size for name in varying)
+            stored = files.chunks(index).num_bytes[group, [file.columns[name].leaf for name in varying]].sum()
             nbytes[number] += 8 * rows_of[number] + stored * rows_of[number] // file.group_rows[group]
         return nbytes
 

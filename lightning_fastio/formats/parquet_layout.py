@@ -5,6 +5,7 @@ from __future__ import annotations
 from lightning_fastio.formats.base import FieldLayout
 from lightning_fastio.formats.parquet_fields import Field
 from lightning_fastio.formats.parquet_files import Files
+from lightning_fastio.formats.parquet_footer import CODECS
 from lightning_fastio.formats.parquet_groups import RowGroups
 
 
@@ -12,8 +13,9 @@ def describe_field(field: Field, files: Files, groups: RowGroups) -> FieldLayout
     """Type, row groups and codec of the first column of a field, and how it is read."""
     column = field.columns[0]
     codec = "Hive partition"
-    if column.stored.leaf >= 0 and files.files[0].num_rows:
-        codec = files.footer(0).row_group(0).column(column.stored.leaf).compression.lower()
+    if column.stored.leaf >= 0:
+        first = next(index for index, file in enumerate(files.files) if len(file.group_rows))
+        codec = CODECS[files.chunks(first).codecs[0, files.files[first].columns[column.name].leaf]]
     stacked = f"{len(field.columns)} columns of " if field.is_stack else ""
     rows = groups.num_rows // groups.num_groups
     stored = f"{stacked}{column.stored.field.type}, {groups.num_groups} row groups of {rows} rows, {codec}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -55,21 +55,16 @@ def stored_columns(schema: pa.Schema, *, num_stored: int) -> dict[str, StoredCol
     """
     counts = Counter(schema.names)
     columns: dict[str, StoredColumn] = {}
-    members: list[StoredColumn] = []
     leaf = 0
     for number, field in enumerate(schema):
         for column in _expand(field, (field.name,), leaf if number < num_stored else -1, field.nullable):
             if counts[field.name] > 1:
-                column = _refused(column, f"{counts[field.name]} columns have this name")
+                column = replace(column, problem=f"{counts[field.name]} columns have this name")
             elif not field.name:
-                column = _refused(column, "its name is empty")
-            if len(column.path) == 1:
+                column = replace(column, problem="its name is empty")
+            if len(column.path) == 1 or column.name not in counts:
                 columns[column.name] = column
-            else:
-                members.append(column)
         leaf += _num_leaves(field.type)
-    for column in members:
-        columns.setdefault(column.name, column)
     return columns
 
 
@@ -101,14 +96,10 @@ def _expand(field: pa.Field, path: tuple[str, ...], leaf: int, nullable: bool) -
         yield column
         return
     names = [f"{column.name}.{member.name}" for member in column.type]
-    yield _refused(column, f"it is a struct; take its members: {', '.join(map(repr, names))}")
+    yield replace(column, problem=f"it is a struct; take its members: {', '.join(map(repr, names))}")
     for member in column.type:
         yield from _expand(member, (*path, member.name), leaf, nullable or member.nullable)
         leaf += _num_leaves(member.type)
-
-
-def _refused(column: StoredColumn, problem: str) -> StoredColumn:
-    return StoredColumn(column.name, column.path, column.field, column.leaf, column.nullable, problem)
 
 
 def _num_leaves(type_: pa.DataType) -> int:

@@ -10,12 +10,15 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from lightning_fastio.errors import CorruptFileError, FormatError
+from lightning_fastio.errors import FormatError
 from lightning_fastio.formats.parquet_columns import Column, extract
 from lightning_fastio.formats.parquet_files import Files
 from lightning_fastio.formats.parquet_schema import storage_type
 
 RaggedPolicy: TypeAlias = Literal["auto", "list", "pad", "error"]
+
+MANY_CHUNKS = 50_000
+"""With more column chunks than this, looking for nulls in the footers takes seconds, and is left to decoding."""
 
 _UNSEEN = -1
 
@@ -57,26 +60,25 @@ def check_footers(files: Files, column: Column, *, may_have_nulls: bool) -> None
     """Compare what the footers say about a column with what is expected of it.
 
     Raises:
-        FormatError: The statistics count nulls; the message has their number, and the number of NaN apart from it.
-        CorruptFileError: A row group is smaller than a single value of the column.
+        FormatError: There are nulls; the message has their number, and the number of NaN apart from it. Or a row
+            group is smaller than a single value of the column.
     """
+    if column.stored.leaf < 0:
+        return
     width = column.stored.type.byte_width if pa.types.is_fixed_size_binary(column.stored.type) else 0
     # Empty lists count as nulls in the statistics, so that they say nothing about ragged columns.
-    look_for_nulls = column.spec.kind != "ragged" and not may_have_nulls
-    if column.stored.leaf < 0 or not (width or look_for_nulls):
-        return
-    for index, group, first_row in _row_groups(files):
+    look_for_nulls = column.stored.nullable and column.spec.kind != "ragged" and not may_have_nulls
+    look_for_nulls = look_for_nulls and files.num_chunks <= MANY_CHUNKS
+    for index, group, first_row in _row_groups(files) if width or look_for_nulls else ():
         file = files.files[index]
-        stored = file.columns[column.name]
-        chunk = files.footer(index).row_group(group).column(stored.leaf)
-        statistics = chunk.statistics
-        num_nulls = statistics.null_count if statistics is not None and statistics.has_null_count else 0
-        if width > chunk.total_uncompressed_size and num_nulls == 0:
-            raise CorruptFileError(
-                f"{file.path}: field {column.name!r} is declared with {width} bytes a row, but row group {group} holds "
-                f"{chunk.total_uncompressed_size} bytes in all; the file is damaged, write it again"
+        leaf = file.columns[column.name].leaf
+        chunks = files.chunks(index)
+        if width > chunks.num_bytes[group, leaf]:
+            raise FormatError(
+                f"field {column.name!r} of {file.path} is declared with {width} bytes a row, but row group {group} "
+                f"holds {chunks.num_bytes[group, leaf]} bytes in all; it is null everywhere, or the file is damaged"
             )
-        if look_for_nulls and num_nulls:
+        if look_for_nulls and chunks.num_nulls[group, leaf] > 0:
             table = files.read(index, [group], [column.name])
             column.decode(table, lambda row: f"row {first_row + row} of {file.path}")  # noqa: B023
 
@@ -103,8 +105,8 @@ def _footers_agree(files: Files, column: Column, lengths: list[int | None]) -> b
     num_values = prod(length or 0 for length in lengths)
     for index, group, _ in _row_groups(files):
         file = files.files[index]
-        chunk = files.footer(index).row_group(group).column(file.columns[column.name].leaf)
-        if chunk.num_values != num_values * file.group_rows[group]:
+        found = files.chunks(index).num_values[group, file.columns[column.name].leaf]
+        if found != num_values * file.group_rows[group]:
             return False
     return True
 
