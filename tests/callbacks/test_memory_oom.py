@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,21 @@ def test_snapshot_is_written_on_request(tmp_path: Path, monkeypatch: pytest.Monk
     history = [call for call in memory.calls if "history" in call]
     assert history == ["record_history 100000", f"save_history {tmp_path}/new/oom-rank0.pickle", "record_history None"]
     assert (tmp_path / "new").is_dir()
+
+
+def test_a_device_that_fails_outright_does_not_hide_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> int:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    memory = RecordingMemory(reading()).install(monkeypatch)
+    monkeypatch.setattr(memory, "free_bytes", fail)
+    with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
+        fit(tmp_path, [MemoryHygieneCallback(gc_every_n_steps=5)], RunsOut())
+    assert str(caught.value) == MESSAGE
+    assert "no report on the memory, since RuntimeError: CUDA error" in caplog.text
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

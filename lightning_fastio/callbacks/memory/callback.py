@@ -248,19 +248,14 @@ class MemoryHygieneCallback(Callback):
             self._cache.after_stage()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        where = f"{self._place.stage} batch {self._place.batch_idx}" if self._place else "between batches"
-        batch = self._place.batch if self._place else None
-        if oom.is_device_oom(exception) and self._device is not None:
-            report = oom.device_report(
-                exception, self._device, where=where, batch=batch, at_start=self._record.last_reading
-            )
-            if self.oom_snapshot is not None:
-                report += f"\nAllocations are recorded in {self._save_history(trainer.global_rank)}"
-            oom.append_report(exception, report)
-        elif oom.is_host_oom(exception):
-            oom.append_report(exception, oom.host_report(where, batch))
-        # Lightning calls no teardown hooks after an error.
-        self._restore()
+        try:
+            self._explain(exception, trainer.global_rank)
+        except (RuntimeError, OSError) as problem:
+            # A device that answers no more must not hide the error that ended the run.
+            log.warning(f"there is no report on the memory, since {type(problem).__name__}: {problem}")
+        finally:
+            # Lightning calls no teardown hooks after an error.
+            self._restore()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._restore()
@@ -296,6 +291,19 @@ class MemoryHygieneCallback(Callback):
                 f"the {stage} batch carries the gradient graph of what made {', '.join(tracked)}, which stays in "
                 "memory for the whole step: put the transform under torch.no_grad()."
             )
+
+    def _explain(self, error: BaseException, rank: int) -> None:
+        where = f"{self._place.stage} batch {self._place.batch_idx}" if self._place else "between batches"
+        batch = self._place.batch if self._place else None
+        if oom.is_device_oom(error) and self._device is not None:
+            report = oom.device_report(
+                error, self._device, where=where, batch=batch, at_start=self._record.last_reading
+            )
+            if self.oom_snapshot is not None:
+                report += f"\nAllocations are recorded in {self._save_history(rank)}"
+            oom.append_report(error, report)
+        elif oom.is_host_oom(error):
+            oom.append_report(error, oom.host_report(where, batch))
 
     def _save_history(self, rank: int) -> Path:
         assert self._device is not None
