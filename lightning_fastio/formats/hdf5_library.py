@@ -108,18 +108,18 @@ class H5File:
             return error
         if not os.path.exists(self.path):
             return FileAccessError(f"{self.path}: no such file")
-        if "lock" in message:
-            return FileAccessError(
-                f"{self.path}: HDF5 cannot lock the file: another process has it open for writing, or the file system "
-                "has no locks. Wait for the writer to close it; if nothing writes to it, pass locking=False or set "
-                f"HDF5_USE_FILE_LOCKING=FALSE before Python starts ({message})"
-            )
         if "signature" in message or not h5py.is_hdf5(self.path):
             return FormatError(f"{self.path}: this is not an HDF5 file: it has no HDF5 signature")
         if "truncated" in message:
             return CorruptFileError(
                 f"{self.path}: the file is incomplete: it has {self.size} bytes, fewer than its header says; its copy "
                 f"or writer was cut short, so write or copy it again ({message})"
+            )
+        if "unable to lock" in message:
+            return FileAccessError(
+                f"{self.path}: HDF5 cannot lock the file: another process has it open for writing, or the file system "
+                "has no locks. Wait for the writer to close it; if nothing writes to it, pass locking=False or set "
+                f"HDF5_USE_FILE_LOCKING=FALSE before Python starts ({message})"
             )
         if "already open" in message or "consistency" in message:
             return CorruptFileError(
