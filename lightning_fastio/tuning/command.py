@@ -28,9 +28,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(arguments: Namespace) -> int:
     """Run the command."""
-    from lightning_fastio.cli import with_environment
     from lightning_fastio.datamodules import FastIODataModule
-    from lightning_fastio.trainer_cli import FastIOCLI
+    from lightning_fastio.trainer_cli import FastIOCLI, with_environment
     from lightning_fastio.tuning.tuner import tune
 
     fit = ["fit", *(f"--config={path}" for path in arguments.config), *arguments.options]

@@ -1,0 +1,51 @@
+"""The picture of a benchmark: three bars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning_fastio.bench.measure import Benchmark
+from lightning_fastio.errors import MissingDependencyError
+
+_COLORS = ("#c0504d", "#1f77b4", "#9e9e9e")
+
+
+def draw(benchmark: Benchmark, path: str | Path) -> Path:
+    """Draw a benchmark.
+
+    Args:
+        benchmark: What was measured.
+        path: The PNG to write.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError(
+            'the picture needs matplotlib, which is not installed: pip install "lightning_fastio[demo]"'
+        ) from error
+    figure = Figure(figsize=(7.2, 2.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    contenders = benchmark.contenders
+    rates = [each.rows_per_s for each in contenders]
+    bars = axes.barh([each.name for each in contenders], rates, color=_COLORS[: len(contenders)], height=0.6)
+    labels = [
+        f" {rate:,.0f} rows/s, {1e3 * benchmark.batch_s(each):.3g} ms a batch"
+        for rate, each in zip(rates, contenders, strict=True)
+    ]
+    axes.bar_label(bars, labels, fontsize="small")
+    axes.set_xscale("log")
+    axes.set_xlim(min(rates) / 3, max(rates) * 30)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"rows of {benchmark.row_bytes:,} bytes per second, batches of {benchmark.batch_size}")
+    axes.spines[["top", "right"]].set_visible(False)
+    path = Path(path)
+    figure.savefig(path, dpi=150)
+    return path
