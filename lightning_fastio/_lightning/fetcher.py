@@ -214,42 +214,47 @@ class AheadFetcher(_DataFetcher):
         return self._prepare(fetched)
 
     def _has_more(self) -> bool:
-        if not self._head:
-            if self._pump is not None and self._pump.num_left != 0:
-                return self._pump.has_more()
-            try:
-                self._head.append(self._fetch())
-            except StopIteration:
-                return False
-            except Exception as error:
-                # It is raised at its own batch: the loop still trains on those before it.
-                self._head.append(error)
+        if self._head:
+            return True
+        pump = self._running_pump()
+        if pump is not None:
+            return pump.has_more()
+        try:
+            self._head.append(self._fetch_here())
+        except StopIteration:
+            return False
+        except Exception as error:
+            # It is raised at its own batch: the loop still trains on those before it.
+            self._head.append(error)
         return True
 
     def _fetch(self) -> Fetched:
         """The next batch: from the thread, or on this one where that may draw random numbers."""
+        pump = self._running_pump()
+        if pump is not None:
+            return pump.take()
+        fetched = self._fetch_here()
+        self._running_pump(num_pending=1)
+        return fetched
+
+    def _fetch_here(self) -> Fetched:
+        # Prepared before a thread starts, so that a user's transfer hook never runs twice at once.
+        return self._prepare(self._quiet.fetch(self._source))
+
+    def _running_pump(self, num_pending: int = 0) -> Pump[Fetched] | None:
+        """The thread, started if need be; None where the next batch has to be fetched on this one."""
         if self._pump is not None and self._pump.num_left == 0:
             self._pump.stop()
             self._pump = None
         if self._pump is not None:
-            return self._pump.take()
-        num_quiet = self._quiet.num_quiet()
-        if num_quiet == 0:
-            # Before the thread starts, so that a user's transfer hook never runs twice at once.
-            fetched = self._prepare(self._quiet.fetch(self._source))
-            num_quiet = self._quiet.num_quiet()
-            if num_quiet != 0:
-                self._start_pump(num_quiet, num_pending=1)
-            return fetched
-        pump = self._start_pump(num_quiet, num_pending=0)
-        return pump.take()
-
-    def _start_pump(self, num_quiet: int | None, *, num_pending: int) -> Pump[Fetched]:
-        limit = num_quiet
+            return self._pump
+        limit = self._quiet.num_quiet()
         if self.length is not None:
             # Beyond its length a loader that is cycled would start again.
             left = self.length - self.fetched - num_pending
             limit = left if limit is None else min(limit, left)
+        if limit == 0:
+            return None
         max_bytes = self._options.max_bytes
         self._pump = Pump(
             self._source,

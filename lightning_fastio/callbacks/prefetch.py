@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -171,6 +172,7 @@ class PrefetchCallback(Callback):
             is_copied=delivery.is_copied,
         )
         self._add_copies()
+        self._look_at_pinning()
         step = log_step(trainer)
         if step is not None:
             metrics = waits.since_last_log()
@@ -191,6 +193,16 @@ class PrefetchCallback(Callback):
     def _add_copies(self) -> None:
         if self._training is not None and self._training.stager is not None:
             self.wait_stats.add_copies(self._training.stager.finished_copies())
+
+    def _look_at_pinning(self) -> None:
+        stager = self._training.stager if self._training is not None else None
+        if stager is None or not stager.num_pinned or self._facts is None:
+            return
+        self._facts = replace(self._facts, is_pinned=False)
+        self._warn_once(
+            f"Batches of the {self._facts.name} are not in pinned memory. They are pinned while they are fetched "
+            "ahead, which costs a copy in host memory: pass pin_memory=True to the loader to save it."
+        )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         slowest = _slowest_rank(trainer, self.wait_stats)
