@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, SequentialSampler
 from typing_extensions import Self
 
+from lightning_fastio.allowance import cpu_allowance
 from lightning_fastio.epoch import Epoch, Leg, Setting
 from lightning_fastio.errors import ConfigError, ResumeError
 from lightning_fastio.fetch import BatchFetcher, Transform
@@ -385,4 +385,4 @@ class EpochSampler(SequentialSampler):
 
 
 def _auto_workers() -> int:
-    return max(1, min(4, len(os.sched_getaffinity(0))))
+    return max(1, min(4, int(cpu_allowance())))
