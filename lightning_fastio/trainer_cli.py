@@ -1,8 +1,15 @@
-"""``fastio fit``, ``validate``, ``test`` and ``predict``: LightningCLI over every option of model, data and Trainer."""
+"""``fastio fit``, ``validate``, ``test`` and ``predict``: LightningCLI over every option of model, data and Trainer.
+
+Options come from four places. Each wins over those before it: configuration files (``-c``), a ``.env`` file in the
+working directory, environment variables, the command line. A variable is named after the command and the option:
+``FASTIO_FIT__TRAINER__MAX_EPOCHS=3`` is ``fastio fit --trainer.max_epochs=3``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
@@ -31,4 +38,35 @@ class FastIOCLI(LightningCLI):
 
 def main(argv: Sequence[str]) -> None:
     """Build model, data and Trainer from options and run the command that stands first."""
-    FastIOCLI(argv)
+    FastIOCLI(with_environment(argv, os.environ))
+
+
+def with_environment(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Add the options that environment variables set, between configuration files and the command line.
+
+    Args:
+        argv: The command and its options.
+        environ: Variables; ``FASTIO_FIT__DATA__BATCH_SIZE=64`` sets ``--data.batch_size=64``, and
+            ``FASTIO_FIT__CONFIG`` names a configuration file.
+    """
+    command, *options = argv
+    if any(option == "-h" or option.partition("=")[0].endswith(("--help", ".help")) for option in options):
+        return list(argv)
+    prefix = f"FASTIO_{command.upper()}__"
+    settings = {
+        name.removeprefix(prefix).lower().replace("__", "."): value
+        for name, value in environ.items()
+        if name.startswith(prefix)
+    }
+    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("-c", "--config", action="append", default=[])
+    found, options = finder.parse_known_args(options)
+    configs = [settings.pop("config"), *found.config] if "config" in settings else found.config
+    # A class before its arguments.
+    outer_first = sorted(settings, key=lambda name: name.count("."))
+    return [
+        command,
+        *(f"--config={path}" for path in configs),
+        *(f"--{name}={settings[name]}" for name in outer_first),
+        *options,
+    ]

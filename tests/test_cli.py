@@ -15,7 +15,8 @@ import yaml
 
 import lightning_fastio
 from lightning_fastio import open_writer
-from lightning_fastio.cli import main, with_environment
+from lightning_fastio.cli import main
+from lightning_fastio.trainer_cli import with_environment
 
 MODEL = """
 import torch
@@ -156,9 +157,14 @@ class TestTraining:
         assert [tuple(shape) for shape in sys.modules["my_project"].seen] == [(8, 3)] * 4
 
     def test_fit_from_options_alone(self):
-        options = [*CONFIG_AS_OPTIONS, "--data.max_rows=20", "--trainer.callbacks+=PrefetchCallback"]
+        options = [
+            *CONFIG_AS_OPTIONS,
+            "--data.max_rows=20",
+            "--data.val_split=4",
+            "--trainer.callbacks+=PrefetchCallback",
+        ]
         assert main(["fit", *options]) == 0
-        assert [tuple(shape) for shape in sys.modules["my_project"].seen] == [(8, 3), (8, 3), (4, 3)]
+        assert [tuple(shape) for shape in sys.modules["my_project"].seen] == [(8, 3), (8, 3)]
 
     @pytest.mark.parametrize("command", ["validate", "test", "predict"])
     def test_other_stages(self, command: str):

@@ -17,7 +17,7 @@ from lightning_fastio.cli import main
 
 REPOSITORY = Path(__file__).parent.parent
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
-FENCE = re.compile(r"^( *)```(\w*)(?: title=\"(.+)\")?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)```(\w*)(?: title=\"([^\"\n]+)\")?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
 
 class Block(NamedTuple):

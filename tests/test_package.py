@@ -24,8 +24,8 @@ LAYERS = (
     ("permutation", "order", "rows", "epoch", "plan"),
     ("buffers", "tasks", "fetch", "workers", "loader", "staging", "prefetch", "waits", "verdict"),
     ("_lightning", "stages", "datamodules", "callbacks"),
-    ("convert", "tuning", "doctor", "report", "inspection"),
-    ("cli", "trainer_cli", "demo", "tuning", "bench"),
+    ("convert", "doctor", "report", "inspection", "trainer_cli"),
+    ("tuning", "bench", "demo", "cli"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
