@@ -6,9 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 # Lightning's command line uses names that jsonargparse will remove in version 5.
 os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
+
+# Operations as small as those of tests are slower in several threads, which wait for each other.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
