@@ -61,23 +61,28 @@ def open_source(
     wanted = wanted_fields(fields)
     names = None if wanted is None else stored_names(wanted)
     cache = make_cache(cache_bytes)
-    readers: list[HDF5Reader] = []
-    for path in paths:
-        reader = HDF5Reader(
-            path,
-            names,
-            window=window,
-            stride=stride,
-            sparse=sparse,
-            ragged=ragged,
-            cache=cache,
-            widen_unsigned=widen_unsigned,
-            locking=locking,
-        )
-        names = list(reader.schema)
-        readers.append(reader)
-    with_rows = [reader for reader in readers if len(reader)] or readers[:1]
-    joined = with_rows[0] if len(with_rows) == 1 else Concatenated(with_rows, [each.path for each in with_rows])
+
+    def open_all(ragged: RaggedPolicy, names: list[str] | None) -> list[HDF5Reader]:
+        readers: list[HDF5Reader] = []
+        for path in paths:
+            reader = HDF5Reader(
+                path,
+                list(readers[0].schema) if readers else names,
+                window=window,
+                stride=stride,
+                sparse=sparse,
+                ragged=ragged,
+                cache=cache,
+                widen_unsigned=widen_unsigned,
+                locking=locking,
+            )
+            readers.append(reader)
+        return [reader for reader in readers if len(reader)] or readers[:1]
+
+    readers = open_all(ragged, names)
+    if ragged == "auto" and any(reader.schema != readers[0].schema for reader in readers):
+        readers = open_all("list", names)  # Rows have one length in each file, but not the same in all.
+    joined = readers[0] if len(readers) == 1 else Concatenated(readers, [reader.path for reader in readers])
     return Selection.of(joined, fields)
 
 

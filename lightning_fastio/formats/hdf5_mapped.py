@@ -1,7 +1,7 @@
 """Unfiltered HDF5 datasets: rows copied out of the memory-mapped file, without the library.
 
 A contiguous dataset is a mapped array. In a chunked one whose chunks are cut along the first axis only, a row is still
-one run of bytes, at an address that follows from the place of its chunk.
+one run of bytes, at an offset that follows from the place of its chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from lightning_fastio.formats.hdf5_chunks import ChunkIndex
 from lightning_fastio.formats.hdf5_types import Element, deliver_into, is_as_delivered
-from lightning_fastio.formats.mapped import MappedArray, MappedFile, as_items, copy_items
+from lightning_fastio.formats.mapped import MappedArray, MappedFile, as_items, copy_items, sample
+from lightning_fastio.formats.pages import address_of, announce
 from lightning_fastio.schema import Batch, FieldSpec
 
 Int64Array = npt.NDArray[np.int64]
@@ -91,8 +92,8 @@ class MappedChunks:
         self.fields: dict[str, FieldSpec] = {name: element.spec}
         self.num_rows = index.shape[0]
         self._name, self._element, self._mapped, self._fill = name, element, mapped, fill
-        self._offsets = index.offsets[:, 0]
-        self._has_gaps = bool((self._offsets < 0).any())
+        self._starts = index.offsets[:, 0]
+        self._has_gaps = bool((self._starts < 0).any())
         self._rows_per_chunk = index.chunk[0]
         self._row_bytes = element.stored.itemsize * prod(element.spec.shape)
         self._is_as_stored = is_as_delivered(element.stored, element.spec)
@@ -103,36 +104,38 @@ class MappedChunks:
         if target.size == 0:
             return {self._name: out[self._name]}
         raw = target if self._is_as_stored else np.empty(target.shape, self._element.stored)
-        addresses = self._addresses(rows)
+        offsets = self._offsets_of(rows)
         if self._has_gaps:
-            is_stored = addresses >= 0
+            is_stored = offsets >= 0
             raw[~is_stored] = self._fill
-            self._copy(addresses[is_stored], raw, np.flatnonzero(is_stored))
+            self._copy(offsets[is_stored], raw, np.flatnonzero(is_stored))
         else:
-            self._copy(addresses, raw)
+            self._copy(offsets, raw)
         if not self._is_as_stored:
             deliver_into(raw, target)
         return {self._name: out[self._name]}
 
     def announce(self, rows: Int64Array) -> None:
         """Start the I/O of rows."""
-        addresses = self._addresses(rows)
-        self._mapped.will_need(addresses[addresses >= 0], self._row_bytes)
+        offsets = self._offsets_of(rows)
+        offsets = offsets[offsets >= 0]
+        if len(offsets) and self._row_bytes and not self._mapped.has_in_memory(sample(offsets)):
+            announce(address_of(self._mapped.view()) + offsets, self._row_bytes)
 
     def close(self) -> None:
         """Give the map back."""
         self._mapped.close()
 
-    def _copy(self, addresses: Int64Array, out: npt.NDArray[Any], positions: Int64Array | None = None) -> None:
+    def _copy(self, offsets: Int64Array, out: npt.NDArray[Any], positions: Int64Array | None = None) -> None:
         view = self._mapped.view()
-        # An item of one row's bytes at every address of the file; they overlap.
+        # An item of one row's bytes at every offset in the file; they overlap.
         num_items = len(view) - self._row_bytes + 1
         items = np.ndarray((num_items,), f"V{self._row_bytes}", view, 0, (1,))  # type: ignore[call-overload]
-        copy_items(items, addresses, as_items(out), positions)
+        copy_items(items, offsets, as_items(out), positions)
 
-    def _addresses(self, rows: Int64Array) -> Int64Array:
+    def _offsets_of(self, rows: Int64Array) -> Int64Array:
         """Where each row begins in the file; -1 if it was never written."""
         chunks, within = np.divmod(rows, self._rows_per_chunk)
-        offsets = self._offsets[chunks]
-        addresses: Int64Array = np.where(offsets < 0, -1, offsets + within * self._row_bytes)
-        return addresses
+        starts = self._starts[chunks]
+        offsets: Int64Array = np.where(starts < 0, -1, starts + within * self._row_bytes)
+        return offsets

@@ -2,7 +2,8 @@
 
 Stored integers, floats and complex numbers keep their width, in native byte order; uint16, uint32 and uint64 are
 widened. Booleans, also enums of ``false`` and ``true`` in any case, become bool; other enums give their codes, with the
-names as categories. Text becomes str. Variable-length rows become one tensor each. Members of a compound type are
+names as categories. Text becomes str. Variable-length rows become one tensor each, unless the writer noted that all have one length: HDF5
+would have to read them all to find out. Members of a compound type are
 fields of their own, named ``dataset.member``. References, opaque data, times and extended floats are refused by name.
 """
 
@@ -27,6 +28,8 @@ KIND_ATTRIBUTE = "fastio_kind"
 """Attribute with which the writer tells ``bytes`` from ``ragged`` uint8 rows."""
 SHAPE_ATTRIBUTE = "fastio_shape"
 """Attribute with the shape after the varying axis of ``ragged`` rows, which HDF5 stores flat."""
+LENGTH_ATTRIBUTE = "fastio_length"
+"""Attribute with the length of ``ragged`` rows, where the writer saw that all have the same."""
 
 MAX_CATEGORIES = 1 << 16
 
@@ -43,6 +46,8 @@ class Element:
     """Path to the member of a record; empty for the value itself."""
     strips_spaces: bool = False
     """Whether text is padded with spaces."""
+    is_stacked: bool = False
+    """Whether variable-length rows, which all have one length, become one tensor."""
 
     def deliver(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | list[Any]:
         """Stored values of some rows, shape ``(rows, ...)``, as delivered: an array, or a list of str, bytes or arrays.
@@ -52,6 +57,8 @@ class Element:
         """
         for member in self.members:
             values = values[member]
+        if self.is_stacked:
+            return self._stack([self._row(value) for value in values])
         if self.spec.kind == "tensor":
             if is_as_delivered(values.dtype, self.spec) and values.flags.c_contiguous:
                 return values.reshape(len(values), *self.spec.shape)
@@ -76,9 +83,18 @@ class Element:
     def _row(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if not self.stored.isnative and _keeps_byte_order():
             value = value.view(self.stored)
-        source = np.asarray(value, self.stored).reshape(-1, *self.spec.shape)
+        inner = self.spec.shape[1:] if self.is_stacked else self.spec.shape
+        source = np.asarray(value, self.stored).reshape(-1, *inner)
         out = np.empty(source.shape, numpy_dtype(self.spec))
         deliver_into(source, out)
+        return out
+
+    def _stack(self, rows: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        out = np.empty((len(rows), *self.spec.shape), numpy_dtype(self.spec))
+        for index, row in enumerate(rows):
+            if len(row) != self.spec.shape[0]:
+                raise FormatError(f"row {index} has length {len(row)}, not {self.spec.shape[0]}; use ragged='list'")
+            out[index] = row
         return out
 
 
@@ -198,10 +214,13 @@ def _ragged_element(
         raise FormatError("variable-length rows that are no numbers")
     if not members and dataset.attrs.get(KIND_ATTRIBUTE) == "bytes":
         return Element(FieldSpec(None, kind="bytes"), base)
-    if ragged == "error":
+    length = None if members or ragged in ("list", "pad") else dataset.attrs.get(LENGTH_ATTRIBUTE)
+    if ragged == "error" and length is None:
         raise FormatError("rows differ in length, and ragged='error' refuses them; use 'list' or 'pad'")
     inner = () if members else tuple(int(length) for length in dataset.attrs.get(SHAPE_ATTRIBUTE, ()))
     delivered = _delivered(base, widen_unsigned=widen_unsigned)
+    if length is not None:
+        return Element(FieldSpec(delivered, (int(length), *inner)), base, members, is_stacked=True)
     return Element(FieldSpec(delivered, inner, kind="ragged"), base, members)
 
 

@@ -23,7 +23,7 @@ import torch
 from typing_extensions import Self
 
 from lightning_fastio.errors import ConfigError, MissingDependencyError, SchemaError
-from lightning_fastio.formats.hdf5_types import KIND_ATTRIBUTE, SHAPE_ATTRIBUTE
+from lightning_fastio.formats.hdf5_types import KIND_ATTRIBUTE, LENGTH_ATTRIBUTE, SHAPE_ATTRIBUTE
 from lightning_fastio.schema import Kind
 
 FILE_ATTRIBUTE = "fastio"
@@ -157,6 +157,7 @@ class _Column:
         self._waiting: list[Any] = []
         self._num_waiting = 0
         self._dataset: Any = None
+        self._lengths: set[int] = set()
 
     def check(self, kind: Kind, rows: Any) -> None:
         dtype, shape = _element(kind, rows)
@@ -169,6 +170,8 @@ class _Column:
     def append(self, file: h5py.File, rows: Any) -> None:
         if self.kind == "tensor":
             rows = rows.copy()  # The caller may use its buffer again.
+        elif self.kind == "ragged" and len(self._lengths) < 2:
+            self._lengths.update(map(len, rows))
         self._waiting.append(rows)
         self._num_waiting += len(rows)
         whole = self._num_waiting // self.chunk_rows * self.chunk_rows
@@ -179,6 +182,8 @@ class _Column:
         if self._num_waiting or self._dataset is None:
             self.chunk_rows = min(self.chunk_rows, max(1, self._num_waiting)) if self._dataset is None else 0
             self._write(file, self._num_waiting)
+        if len(self._lengths) == 1:
+            self._dataset.attrs[LENGTH_ATTRIBUTE] = next(iter(self._lengths))
 
     def _write(self, file: h5py.File, num_rows: int) -> None:
         waiting = _joined(self.kind, self._waiting)
@@ -189,10 +194,19 @@ class _Column:
         self._dataset.resize(start + len(rows), axis=0)
         if len(rows) and prod(self.shape):
             try:
-                self._dataset[start:] = _storable(self.kind, rows)
+                self._dataset.write_direct(self._storable(rows), dest_sel=np.s_[start:])
             except (ValueError, TypeError) as error:
                 raise SchemaError(f"field {self.name!r}, rows from {start}: HDF5 cannot store them: {error}") from error
-        self._waiting, self._num_waiting = [rest], len(rest)
+        self._waiting = [rest.copy() if self.kind == "tensor" else rest]
+        self._num_waiting = len(rest)
+
+    def _storable(self, rows: Any) -> npt.NDArray[Any]:
+        if self.kind == "tensor":
+            return np.ascontiguousarray(rows)
+        out = np.empty(len(rows), self._dataset.dtype)
+        for position, row in enumerate(rows):
+            out[position] = row if self.kind == "string" else np.ascontiguousarray(row, self.dtype).reshape(-1)
+        return out
 
     def _create(self, file: h5py.File) -> Any:
         inner = self.shape if self.kind == "tensor" else ()
@@ -201,10 +215,12 @@ class _Column:
             dtype = h5py.string_dtype()
         elif self.kind != "tensor":
             dtype = h5py.vlen_dtype(self.dtype)
+        # HDF5 has no chunks of an axis without length, unless that may grow.
+        maxshape = (None, *(length or None for length in inner))
         chunks = (self.chunk_rows, *(max(1, length) for length in inner))
         try:
             dataset = file.create_dataset(
-                self.name, (0, *inner), dtype, chunks=chunks, maxshape=(None, *inner), **self._filters
+                self.name, (0, *inner), dtype, chunks=chunks, maxshape=maxshape, **self._filters
             )
         except (ValueError, TypeError) as error:
             raise SchemaError(f"field {self.name!r} cannot be stored in HDF5: {error}") from error
@@ -254,7 +270,8 @@ def as_column(name: str, value: Any) -> tuple[Kind, Any]:
         if isinstance(value[0], bytes | bytearray | memoryview):
             return "bytes", [np.frombuffer(item, np.uint8) for item in value]
         if isinstance(value[0], torch.Tensor | np.ndarray) and np.ndim(value[0]) > 0:
-            return "ragged", [np.asarray(item) for item in value]
+            rows = [np.array(item) for item in value]
+            return "ragged", [row.astype(row.dtype.newbyteorder("="), copy=False) for row in rows]
     array = np.asarray(value)
     if array.dtype.kind in "UT":
         return "string", [str(item) for item in array.ravel()]
@@ -281,15 +298,6 @@ def _joined(kind: Kind, pieces: list[Any]) -> Any:
     if kind == "tensor":
         return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     return [row for piece in pieces for row in piece]
-
-
-def _storable(kind: Kind, rows: Any) -> npt.NDArray[Any]:
-    if kind == "tensor":
-        return rows  # type: ignore[no-any-return]
-    out = np.empty(len(rows), object)
-    for position, row in enumerate(rows):
-        out[position] = row if kind == "string" else np.ascontiguousarray(row).reshape(-1)
-    return out
 
 
 def _sync(path: Path) -> None:
