@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from lightning_fastio.errors import SchemaError
 from lightning_fastio.formats.base import FieldLayout, Reader, Rows, check_rows
 from lightning_fastio.formats.blocks import split_by_block
 from lightning_fastio.formats.files import fingerprint_of
+from lightning_fastio.formats.mapped import MappedArray
+from lightning_fastio.formats.pages import Int64Array
+from lightning_fastio.formats.spans import JoinedArrays
 from lightning_fastio.schema import Batch, Schema
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @runtime_checkable
 class Scatters(Protocol):
-    """A reader that can put rows at given places of larger buffers, which saves a copy."""
+    """A reader whose rows can be put at given places of larger buffers, which saves a copy."""
 
     def read_into(self, rows: Int64Array, batch: Batch, positions: Int64Array) -> None:
         """Read checked rows: row ``rows[i]`` goes to place ``positions[i]`` of every tensor or list in the batch."""
+        ...
+
+    def mapped_arrays(self) -> Mapping[str, MappedArray]:
+        """The fields that are rows of mapped bytes."""
         ...
 
 
@@ -45,6 +49,9 @@ class Concatenated:
             check_same_schema(readers[0].schema, reader.schema, names[0], name)
         self._readers = list(readers)
         self._bounds = np.cumsum([0, *map(len, readers)], dtype=np.int64)
+        has_rows_of_one_size = not any(spec.kind in ("ragged", "sparse") for spec in self.schema.values())
+        self._scatters = has_rows_of_one_size and all(isinstance(reader, Scatters) for reader in readers)
+        self._mapped = _join_mapped(cast(Sequence[Scatters], readers), self.schema) if self._scatters else {}
 
     @property
     def schema(self) -> Schema:
@@ -86,29 +93,26 @@ class Concatenated:
     def will_need(self, rows: Rows) -> None:
         """Pass the hint on to the readers that have the rows."""
         with suppress(IndexError):
-            for reader, _, local in self._split(rows):
-                reader.will_need(local)
+            checked = check_rows(rows, len(self))
+            if len(self._mapped) < len(self.schema):
+                for part in split_by_block(checked, self._bounds):
+                    self._readers[part.block].will_need(part.rows)
+                return
+            numbers, local = self._locate(checked)
+            for arrays in self._mapped.values():
+                arrays.will_need(numbers, local)
 
     def read(self, rows: Rows, out: Batch | None = None) -> Batch:
         """Read rows; see `Reader.read`."""
-        num_rows = len(rows)
-        parts = list(self._split(rows))
-        if len(parts) == 1 and np.array_equal(parts[0][1], np.arange(num_rows)):
-            return parts[0][0].read(parts[0][2], out)
-        if not parts:
-            return self._readers[0].read([], out)
-        batch: Batch = dict(self.schema.allocate(num_rows) if out is None else out)
-        for name, spec in self.schema.items():
-            if spec.kind != "tensor":
-                batch[name] = cast(Any, [None] * num_rows)
-        # What comes as one tensor of a size that is not known before: sparse rows, and rows padded to the longest.
-        pieces: dict[str, list[torch.Tensor]] = {}
-        for reader, positions, local in parts:
-            self._read_part(reader, positions, local, batch, pieces)
-        order = np.concatenate([positions for _, positions, _ in parts])
-        for name, found in pieces.items():
-            join = _join_csr if self.schema[name].kind == "sparse" else _join_padded
-            batch[name] = join(found, order)
+        checked = check_rows(rows, len(self))
+        batch: Batch = dict(self.schema.allocate(len(checked)) if out is None else out)
+        if self._mapped:
+            numbers, local = self._locate(checked)
+            for name, arrays in self._mapped.items():
+                arrays.read(numbers, local, cast(torch.Tensor, batch[name]).numpy())
+        if len(self._mapped) < len(self.schema):
+            others = {name: values for name, values in batch.items() if name not in self._mapped}
+            batch |= self._read_parts(checked, others)
         return {name: batch[name] for name in self.schema}
 
     def layout(self) -> list[FieldLayout]:
@@ -117,12 +121,35 @@ class Concatenated:
 
     def close(self) -> None:
         """Close all readers."""
+        for arrays in self._mapped.values():
+            arrays.close()
         for reader in self._readers:
             reader.close()
 
-    def _split(self, rows: Rows) -> Iterator[tuple[Reader, Int64Array, Int64Array]]:
-        for part in split_by_block(check_rows(rows, len(self)), self._bounds):
-            yield self._readers[part.block], part.positions, part.rows
+    def _locate(self, rows: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Number of the reader of each row, and number of the row in it."""
+        numbers = np.searchsorted(self._bounds, rows, side="right") - 1
+        return numbers, rows - self._bounds[numbers]
+
+    def _read_parts(self, rows: Int64Array, batch: Batch) -> Batch:
+        """Rows reader by reader; the batch has buffers for the tensors among the fields to read."""
+        parts = list(split_by_block(rows, self._bounds))
+        if not parts:
+            return self._readers[0].read(rows, batch)
+        if len(parts) == 1 and not self._mapped and (np.diff(parts[0].positions) == 1).all():
+            return self._readers[parts[0].block].read(parts[0].rows, batch)
+        for name, spec in self.schema.items():
+            if spec.kind != "tensor":
+                batch[name] = cast(Any, [None] * len(rows))
+        # What comes as one tensor of a size that is not known before: sparse rows, and rows padded to the longest.
+        pieces: dict[str, list[torch.Tensor]] = {}
+        for part in parts:
+            self._read_part(self._readers[part.block], part.positions, part.rows, batch, pieces)
+        order = np.concatenate([part.positions for part in parts])
+        for name, found in pieces.items():
+            join = _join_csr if self.schema[name].kind == "sparse" else _join_padded
+            batch[name] = join(found, order)
+        return batch
 
     def _read_part(
         self,
@@ -133,8 +160,8 @@ class Concatenated:
         pieces: dict[str, list[torch.Tensor]],
     ) -> None:
         """Put rows of one reader at their places in the batch."""
-        if isinstance(reader, Scatters) and not any(spec.kind in ("ragged", "sparse") for spec in self.schema.values()):
-            reader.read_into(rows, batch, positions)
+        if self._scatters:
+            cast(Scatters, reader).read_into(rows, batch, positions)
             return
         start, stop = int(positions[0]), int(positions[-1]) + 1
         buffers: Batch | None = None
@@ -236,6 +263,17 @@ class SideBySide:
         """Close all readers."""
         for reader in self._readers:
             reader.close()
+
+
+def _join_mapped(readers: Sequence[Scatters], schema: Schema) -> dict[str, JoinedArrays]:
+    """The fields whose rows are copied as they are out of the maps of all readers."""
+    arrays = [reader.mapped_arrays() for reader in readers]
+    joined = {}
+    for name in arrays[0]:
+        dtype = torch.empty(0, dtype=schema[name].dtype).numpy().dtype
+        if JoinedArrays.can_join([each[name] for each in arrays], dtype):
+            joined[name] = JoinedArrays([each[name] for each in arrays])
+    return joined
 
 
 def check_same_schema(first: Schema, other: Schema, first_name: object, other_name: object) -> None:

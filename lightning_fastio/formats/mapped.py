@@ -12,40 +12,29 @@ then readers that are open keep the old data.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_fastio.errors import CorruptFileError, FastIOError, FileAccessError, FormatError
-
-Int64Array: TypeAlias = npt.NDArray[np.int64]
-Bytes: TypeAlias = npt.NDArray[np.uint8]
+from lightning_fastio.formats.pages import (
+    Bytes,
+    Int64Array,
+    address_of,
+    announce,
+    are_in_memory,
+    map_file,
+)
 
 CHUNK_BYTES = 128 << 10
 """Rows that cannot be copied in one go pass through memory of this size, which stays in a processor's own cache."""
 
-MAX_HINTS = 4096
-"""Most page ranges that one hint announces."""
-
-_HINT_PAGES = 32
-"""Pages of one range: the kernel reads no more than the device's read-ahead for one call, 128 KiB by default."""
-
 _NUM_SAMPLES = 8
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class ByteSource(Protocol):
@@ -61,8 +50,8 @@ class ByteSource(Protocol):
         """
         ...
 
-    def will_need(self, starts: Int64Array, num_bytes: Int64Array | int) -> None:
-        """Hint that ``num_bytes`` bytes from each start will be read soon."""
+    def has_in_memory(self, offsets: Int64Array) -> bool:
+        """Whether the pages at these offsets need not be announced."""
         ...
 
     def close(self) -> None:
@@ -80,6 +69,7 @@ class MappedFile:
             FileAccessError: It is missing or may not be read.
         """
         self.path = Path(os.path.abspath(path))
+        self._name = str(self.path)
         try:
             with self.path.open("rb") as file:
                 status = os.fstat(file.fileno())
@@ -97,32 +87,24 @@ class MappedFile:
 
     def view(self) -> Bytes:
         """All bytes of the file, read-only; they stay mapped while something refers to them."""
-        return self._map().view
-
-    def will_need(self, starts: Int64Array, num_bytes: Int64Array | int) -> None:
-        """Let the kernel read pages that are not in memory yet, in the background; never fails."""
-        with suppress(FastIOError, OSError):
-            address = self._map().address
-            first, stop = starts // mmap.PAGESIZE, -(-(starts + num_bytes) // mmap.PAGESIZE)
-            if len(starts) and not self._has_in_memory(first):
-                for start, length in _page_ranges(first, stop):
-                    _libc.madvise(address + start * mmap.PAGESIZE, length * mmap.PAGESIZE, mmap.MADV_WILLNEED)
-
-    def close(self) -> None:
-        """Unmap the file once no read in another thread uses it."""
-        self._maps.pop(os.getpid(), None)
-
-    def _map(self) -> _Map:
         found = self._maps.get(os.getpid())
         if found is None:
             found = self._maps.setdefault(os.getpid(), self._open())
         try:
-            status = os.stat(self.path)
+            status = os.stat(self._name)
         except OSError:  # Removed or renamed: what is mapped stays whole.
-            return found
+            return found.view
         if (status.st_dev, status.st_ino) == found.inode and _stamp(status) != self._stamp:
             raise self._changed(status)
-        return found
+        return found.view
+
+    def has_in_memory(self, offsets: Int64Array) -> bool:
+        """Whether the pages at these offsets need not be announced."""
+        return are_in_memory(self._name, offsets)
+
+    def close(self) -> None:
+        """Unmap the file once no read in another thread uses it."""
+        self._maps.pop(os.getpid(), None)
 
     def _open(self) -> _Map:
         try:
@@ -130,7 +112,7 @@ class MappedFile:
                 status = os.fstat(file.fileno())
                 if _stamp(status) != self._stamp:
                     raise self._changed(status)
-                return _Map(file.fileno(), self.size, (status.st_dev, status.st_ino))
+                return _Map(map_file(file.fileno(), self.size), (status.st_dev, status.st_ino))
         except OSError as error:
             if isinstance(error, FastIOError):
                 raise
@@ -142,52 +124,10 @@ class MappedFile:
             "write to a new file and rename it, and open the reader again"
         )
 
-    def _has_in_memory(self, pages: Int64Array) -> bool:
-        """Whether a few of these pages are in memory, so that a hint for all of them would be wasted time.
 
-        ``mincore`` would not tell: it claims so of every file that belongs to somebody else.
-        """
-        one = bytearray(1)
-        with self.path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            try:
-                for page in pages[:: -(-len(pages) // _NUM_SAMPLES)].tolist():
-                    os.preadv(file.fileno(), [one], page * mmap.PAGESIZE, os.RWF_NOWAIT)
-            except OSError:  # EAGAIN: it would have to be read; EOPNOTSUPP: this file system cannot tell.
-                return False
-        return True
-
-
-class _Map:
-    """Mapped memory, which is unmapped when nothing refers to it."""
-
-    def __init__(self, descriptor: int, size: int, inode: tuple[int, int]) -> None:
-        self.inode = inode
-        self.address = 0
-        self._size = size
-        if size == 0:
-            self.view: Bytes = np.empty(0, np.uint8)
-            return
-        # Python's mmap keeps a descriptor open for each map. Private and writable maps count as memory of the
-        # process, so that the kernel refuses them for files larger than the machine; read-only ones do not.
-        address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE, descriptor, 0)
-        if address == _MAP_FAILED:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self.address = address
-        # Reading around each touched page would fetch ten times what shuffled rows need.
-        _libc.madvise(address, size, mmap.MADV_RANDOM)
-        self.view = np.asarray(_Memory(address, size))
-
-
-class _Memory:
-    """What NumPy keeps alive as the owner of mapped memory."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, True), "version": 3}
-        self._range = (address, size)
-
-    def __del__(self, munmap: Any = _libc.munmap) -> None:
-        munmap(*self._range)
+class _Map(NamedTuple):
+    view: Bytes
+    inode: tuple[int, int]
 
 
 class MappedArray:
@@ -254,9 +194,8 @@ class MappedArray:
         """
         if self.row_bytes == 0 or len(rows) == 0:
             return
-        is_same = self.dtype == out.dtype and self.dtype.isnative and self.dtype.kind != "b"
-        if is_same and self.order == "C":
-            copy_items(self._items(), rows, as_items(out), positions)
+        if self.is_plain(out.dtype):
+            copy_items(self.items(), rows, as_items(out), positions)
             return
         num_rows = max(1, CHUNK_BYTES // self.row_bytes)
         for start in range(0, len(rows), num_rows):
@@ -264,13 +203,25 @@ class MappedArray:
             place = slice(start, start + len(some)) if positions is None else positions[start : start + num_rows]
             out[place] = self._checked(self.take(some), out.dtype, some)
 
+    def is_plain(self, dtype: np.dtype[Any]) -> bool:
+        """Whether rows are copied as they are to become rows of this type."""
+        return self.order == "C" and self.dtype == dtype and self.dtype.isnative and self.dtype.kind != "b"
+
+    def check(self) -> None:
+        """Raise `CorruptFileError` if the file is not as it was when it was opened."""
+        self._source.view()
+
+    def has_in_memory(self, row: int) -> bool:
+        """Whether a row need not be announced."""
+        return self._source.has_in_memory(np.array([self._offset + row * self._step * self._item_bytes]))
+
     def take(self, rows: Int64Array) -> npt.NDArray[Any]:
         """A copy of some rows in their stored type."""
         if self.order == "F":
             return self._take_scattered(rows)
         values = np.empty((len(rows), *self.row_shape), self.dtype)
         if values.size:
-            copy_items(self._items(), rows, as_items(values))
+            copy_items(self.items(), rows, as_items(values))
         return values
 
     def run(self, start: int, stop: int) -> npt.NDArray[Any]:
@@ -284,15 +235,20 @@ class MappedArray:
 
         In Fortran order each row is scattered over the whole file, and there is nothing to hint.
         """
-        if self.order == "C":
+        if self.order == "F" or len(rows) == 0:
+            return
+        with suppress(FastIOError, OSError):
             step_bytes = self._step * self._item_bytes
-            self._source.will_need(self._offset + rows * step_bytes, (lengths - 1) * step_bytes + self.row_bytes)
+            offsets = self._offset + rows * step_bytes
+            if not self._source.has_in_memory(sample(offsets)):
+                start = address_of(self._source.view())
+                announce(start + offsets, (lengths - 1) * step_bytes + self.row_bytes)
 
     def close(self) -> None:
         """Let go of the bytes; a later read gets them again."""
         self._source.close()
 
-    def _items(self) -> npt.NDArray[np.void]:
+    def items(self) -> npt.NDArray[np.void]:
         """One item of bytes for each row; windows overlap."""
         step_bytes = self._step * self._item_bytes
         view = self._source.view()
@@ -343,16 +299,10 @@ def copy_items(
         out[place] = source[some]
 
 
+def sample(values: Int64Array) -> Int64Array:
+    """A few of them, evenly spread."""
+    return values[:: -(-len(values) // _NUM_SAMPLES)]
+
+
 def _stamp(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
-
-
-def _page_ranges(first: Int64Array, stop: Int64Array) -> Iterator[tuple[int, int]]:
-    """Page ranges, merged where they touch, cut where they are long: first page and length."""
-    order = np.argsort(first)
-    first, stop = first[order], stop[order]
-    breaks = np.flatnonzero(first[1:] > stop[:-1])
-    starts, stops = first[np.r_[0, breaks + 1]], stop[np.r_[breaks, -1]]
-    for start, end in zip(starts[:MAX_HINTS].tolist(), stops[:MAX_HINTS].tolist(), strict=True):
-        for page in range(start, end, _HINT_PAGES):
-            yield page, min(_HINT_PAGES, end - page)

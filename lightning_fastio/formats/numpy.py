@@ -23,11 +23,12 @@ from lightning_fastio.errors import ConfigError, FastIOError, SchemaError
 from lightning_fastio.formats.base import FieldLayout, Fields, Reader, Rows, check_rows
 from lightning_fastio.formats.files import Source, fingerprint_of, items_of, resolve
 from lightning_fastio.formats.joined import Concatenated, SideBySide
-from lightning_fastio.formats.mapped import Int64Array
-from lightning_fastio.formats.numpy_columns import Column, RaggedPolicy, TensorColumn
+from lightning_fastio.formats.mapped import MappedArray
+from lightning_fastio.formats.numpy_columns import Column, TensorColumn
 from lightning_fastio.formats.numpy_fields import (
     Contents,
     FieldOptions,
+    RaggedPolicy,
     choose,
     group_shards,
     is_archive,
@@ -35,6 +36,7 @@ from lightning_fastio.formats.numpy_fields import (
     or_reason,
 )
 from lightning_fastio.formats.numpy_writer import NumpyWriter
+from lightning_fastio.formats.pages import Int64Array
 from lightning_fastio.formats.selection import Selection, stored_names, wanted_fields
 from lightning_fastio.schema import Batch, Schema
 
@@ -158,8 +160,10 @@ class NumpyReader:
         return {column.name: column.read(checked, _tensor(buffers, column.name)) for column in self._columns}
 
     def read_into(self, rows: Int64Array, batch: Batch, positions: Int64Array) -> None:
-        """Put checked rows at their places in larger buffers."""
+        """Put checked rows at their places in larger buffers, for the fields that the batch has."""
         for column in self._columns:
+            if column.name not in batch:
+                continue
             target = batch[column.name]
             if isinstance(column, TensorColumn):
                 column.read_into(rows, cast(torch.Tensor, target), positions)
@@ -173,6 +177,10 @@ class NumpyReader:
                 continue
             for position, value in zip(positions.tolist(), values, strict=True):
                 target[position] = value
+
+    def mapped_arrays(self) -> dict[str, MappedArray]:
+        """The fields that are rows of mapped bytes."""
+        return {column.name: column.rows for column in self._columns if isinstance(column, TensorColumn)}
 
     def layout(self) -> list[FieldLayout]:
         """How each field is stored and read."""

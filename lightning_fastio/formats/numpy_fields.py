@@ -11,17 +11,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from typing_extensions import Self
 
 from lightning_fastio.errors import ConfigError, FormatError, SchemaError
-from lightning_fastio.formats.numpy_columns import Column, RaggedPolicy, SparseColumn, open_column, why_not
+from lightning_fastio.formats.numpy_columns import Column, TensorColumn, TextColumn, why_not
 from lightning_fastio.formats.numpy_files import StoredArray, read_npy, read_npz, zip_errors
+from lightning_fastio.formats.numpy_ragged import Offsets, RaggedColumn, SparseColumn
 from lightning_fastio.formats.selection import unknown_field
 from lightning_fastio.schema import Kind
 
 logger = logging.getLogger("lightning_fastio")
+
+RaggedPolicy: TypeAlias = Literal["auto", "list", "pad", "error"]
 
 NOTES = "metadata.json"
 """File of a folder, or member of an .npz, in which the writer notes order and kinds of the fields, and metadata."""
@@ -177,19 +180,31 @@ def _open_column(contents: Contents, name: str, options: FieldOptions) -> Column
         if options.window is not None:
             raise FormatError("a sparse matrix, which has no windows")
         return SparseColumn(name, contents.arrays, sparse=options.sparse, widen_unsigned=options.widen_unsigned)
-    array = contents.arrays[name]
+    array, offsets = contents.arrays[name], contents.arrays.get(name + OFFSETS)
     reason = why_not(array)
     if reason:
         raise FormatError(f"{array.dtype} {array.shape}: {reason}")
-    return open_column(
-        name,
-        contents.arrays,
-        contents.kinds.get(name),
-        ragged=options.ragged,
-        widen_unsigned=options.widen_unsigned,
-        window=options.window,
-        stride=options.stride,
-    )
+    if offsets is None and array.dtype.kind not in "SU":
+        widen, window, stride = options.widen_unsigned, options.window, options.stride
+        return TensorColumn(name, array, widen_unsigned=widen, window=window, stride=stride)
+    if options.window is not None:
+        raise FormatError("text or rows of varying length, which have no windows")
+    if offsets is None:
+        return TextColumn(name, array)
+    return _open_ragged(name, array, Offsets(offsets, array.shape[0]), contents.kinds.get(name, "ragged"), options)
+
+
+def _open_ragged(name: str, array: StoredArray, offsets: Offsets, kind: Kind, options: FieldOptions) -> Column:
+    is_equal = offsets.shortest == offsets.longest and array.rows().order == "C"
+    if kind == "ragged" and is_equal and options.ragged in ("auto", "error"):
+        shape = (offsets.num_rows, offsets.longest, *array.shape[1:])
+        return TensorColumn(name, replace(array, shape=shape), widen_unsigned=options.widen_unsigned)
+    if kind == "ragged" and options.ragged == "error":
+        raise FormatError(
+            f"rows of {offsets.shortest} to {offsets.longest} items; ragged='list' or 'pad' delivers such rows"
+        )
+    pad, widen = options.ragged == "pad", options.widen_unsigned
+    return RaggedColumn(name, array, offsets, kind, pad=pad, widen_unsigned=widen)
 
 
 def choose(found: Mapping[str, Field | str], names: list[str] | None, known: list[str], where: str) -> dict[str, Field]:

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from lightning_fastio.errors import CorruptFileError, FastIOError, FileAccessError, FormatError
-from lightning_fastio.formats.mapped import Bytes, ByteSource, Int64Array, MappedArray, MappedFile
+from lightning_fastio.formats.mapped import ByteSource, MappedArray, MappedFile
+from lightning_fastio.formats.pages import Bytes, Int64Array
 
 logger = logging.getLogger("lightning_fastio")
 
@@ -146,8 +147,9 @@ class DecodedMember:
             found = self._decoded.setdefault(os.getpid(), self._decode())
         return found
 
-    def will_need(self, starts: Int64Array, num_bytes: Int64Array | int) -> None:
-        """Nothing to announce: all is decoded at the first read."""
+    def has_in_memory(self, offsets: Int64Array) -> bool:
+        """True: all is decoded at the first read."""
+        return True
 
     def close(self) -> None:
         """Forget the bytes."""

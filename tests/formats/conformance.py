@@ -80,7 +80,7 @@ class ReaderConformance:
     dtypes = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64")
     """Number types that the format holds."""
     unsigned = ("uint16", "uint32", "uint64")
-    shapes: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (2, 3, 4), (0,))
+    shapes: tuple[tuple[int, ...], ...] = ((), (1,), (7,), (2, 3, 4))
     """Sample shapes that the format holds."""
     writer_options: dict[str, Any] = {}  # noqa: RUF012
 
