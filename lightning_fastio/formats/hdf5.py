@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lightning_fastio.errors import ConfigError, FastIOError, FormatError, SchemaError
+from lightning_fastio.errors import ConfigError, CorruptFileError, FastIOError, FormatError, SchemaError
 from lightning_fastio.formats.base import FieldLayout, Fields, Reader, Rows, check_rows
 from lightning_fastio.formats.blocks import BlockCache
 from lightning_fastio.formats.files import Source as Paths
@@ -229,8 +229,8 @@ class HDF5Reader:
         self._file.close()
 
     def _named_paths(self, file: h5py.File, fields: Sequence[str]) -> list[Path]:
-        wanted: dict[str, dict[str, Element]] = {}
-        objects: dict[str, Any] = {}
+        wanted: dict[tuple[str, str], dict[str, Element]] = {}
+        objects: dict[tuple[str, str], Any] = {}
         for name in fields:
             found, member = find(file, name)
             elements = self._elements(found)
@@ -242,9 +242,10 @@ class HDF5Reader:
             element = elements[member]
             if isinstance(element, str):
                 raise FormatError(f"{self.path}: field {name!r} cannot be loaded: {element}")
-            objects[found.name] = found
-            wanted.setdefault(found.name, {})[name] = element
-        paths = [self._path(objects[name], elements) for name, elements in wanted.items()]
+            key = (found.file.filename, found.name)
+            objects[key] = found
+            wanted.setdefault(key, {})[name] = element
+        paths = [self._path(objects[key], elements) for key, elements in wanted.items()]
         lengths = {name: path.source.num_rows for path in paths for name in path.source.fields}
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
@@ -263,6 +264,8 @@ class HDF5Reader:
             if usable:
                 try:
                     paths.append(self._path(found, usable))
+                except CorruptFileError:
+                    raise
                 except FastIOError as error:
                     left_out |= dict.fromkeys(usable, str(error).removeprefix(f"{self._file.path}: "))
         if not paths:

@@ -71,6 +71,7 @@ class ChunkRows:
     """Runs of rows out of raw chunks, read and decoded outside the library."""
 
     def __init__(self, file: H5File, path: str, index: ChunkIndex, fill: npt.NDArray[Any]) -> None:
+        self.file = file
         self._library = LibraryRows(file, path)
         self._index = index
         self._fill = fill
@@ -88,7 +89,7 @@ class ChunkRows:
 
     def __call__(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Stored values of rows ``start`` to ``stop - 1``; ``start`` begins a band of chunks."""
-        index, file = self._index, self._library.file
+        index, file = self._index, self.file
         bands = range(start // index.chunk[0], -(-stop // index.chunk[0]))
         descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -134,7 +135,7 @@ class ChunkRows:
         is_partial = any(part.stop < whole for part, whole in zip(inside, index.chunk, strict=True))
         if is_partial and index.sizes[band, position] == index.chunk_bytes and self._decoders:
             # Such a chunk may be stored without its filters although its mask says otherwise.
-            with self._library.file.use() as file:
+            with self.file.use() as file:
                 out[target] = dataset_at(file, self._library.path)[tuple(map(_shifted, inside, starts))]
             return
         out[target] = self._chunk(descriptor, band, position)[inside]
@@ -153,8 +154,8 @@ class BlockDataset:
         elements: Mapping[str, Element],
         read_rows: LibraryRows | ChunkRows,
         bounds: Int64Array,
+        row_bytes: int,
         cache: BlockCache[tuple[BlockDataset, int], Values],
-        file: H5File,
     ) -> None:
         """Set up.
 
@@ -163,15 +164,14 @@ class BlockDataset:
             elements: Field name to what the rows become.
             read_rows: Reads the stored values of a run of rows.
             bounds: Row boundaries of the blocks.
+            row_bytes: Decoded bytes of a row, estimated where rows vary in length.
             cache: Keeps blocks; shared with other datasets.
-            file: The file, for error messages.
         """
         self.fields: dict[str, FieldSpec] = {name: element.spec for name, element in elements.items()}
         self.num_rows = int(bounds[-1])
         self.bounds = bounds
         self._path, self._elements, self._read_rows = path, dict(elements), read_rows
-        self._cache, self._file = cache, file
-        self._row_bytes = sum(spec.nbytes for spec in self.fields.values())
+        self._row_bytes, self._cache = row_bytes, cache
 
     def block_bytes(self, block: int) -> int:
         """Bytes of a decoded block, estimated where rows vary in length."""
@@ -180,10 +180,10 @@ class BlockDataset:
     def decode(self, block: int) -> Values:
         """The delivered rows of one block."""
         start, stop = int(self.bounds[block]), int(self.bounds[block + 1])
-        where = f"{self._file.path}: dataset {self._path!r}, rows {start} to {stop - 1}"
+        where = f"{self._read_rows.file.path}: dataset {self._path!r}, rows {start} to {stop - 1}"
         try:
             stored = self._read_rows(start, stop)
-            return {name: element.deliver(stored) for name, element in self._elements.items()}
+            return {name: element.deliver(stored, range(start, stop)) for name, element in self._elements.items()}
         except CorruptFileError as error:
             raise CorruptFileError(f"{where}: {error}") from error
         except FormatError as error:

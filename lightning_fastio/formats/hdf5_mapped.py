@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lightning_fastio.errors import FormatError
 from lightning_fastio.formats.hdf5_chunks import ChunkIndex
 from lightning_fastio.formats.hdf5_types import Element, deliver_into, is_as_delivered
 from lightning_fastio.formats.mapped import MappedArray, MappedFile, as_items, copy_items, sample
@@ -112,7 +113,10 @@ class MappedChunks:
         else:
             self._copy(offsets, raw)
         if not self._is_as_stored:
-            deliver_into(raw, target)
+            try:
+                deliver_into(raw, target, rows)
+            except FormatError as error:
+                raise FormatError(f"{self._mapped.path}: field {self._name!r}, {error}") from error
         return {self._name: out[self._name]}
 
     def announce(self, rows: Int64Array) -> None:

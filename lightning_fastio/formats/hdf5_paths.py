@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fastio.errors import CorruptFileError, FormatError, MissingDependencyError
+from lightning_fastio.errors import CorruptFileError, FileAccessError, FormatError, MissingDependencyError
 from lightning_fastio.formats.blocks import BlockCache
 from lightning_fastio.formats.hdf5_blocks import BlockDataset, ChunkRows, LibraryRows, Values, block_bounds
 from lightning_fastio.formats.hdf5_chunks import ChunkIndex, Filter, decoders_for, filters_of, index_chunks
@@ -38,6 +38,13 @@ FILTER_NAMES |= {32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd
 
 LARGE_CHUNK_BYTES = 16 << 20
 """Chunks above this size are slow to shuffle: each costs a decode for the few rows that a window takes from it."""
+
+
+NUM_SAMPLES = 16
+"""Rows that are read to estimate the size of rows of varying length."""
+
+OBJECT_BYTES = 64
+"""What a Python object takes besides its content."""
 
 
 class Source(Protocol):
@@ -107,82 +114,110 @@ def choose_path(dataset: Any, elements: Mapping[str, Element], file: H5File, opt
 
     Raises:
         MissingDependencyError: A filter is not installed.
-        FormatError: A filter is unknown to the library.
-        CorruptFileError: The source of a virtual dataset, or external raw data, is missing.
+        FileAccessError: The source of a virtual dataset, or external raw data, is missing.
+        CorruptFileError: The dataset reaches beyond the end of the file.
+        FormatError: A row is too large, or windows were asked of rows without one shape.
     """
     if os.path.abspath(dataset.file.filename) != file.path:  # Behind an external link.
         file = H5File.at(dataset.file.filename, locking=file.locking)
-    path = dataset.name
     filters = filters_of(dataset)
-    check_filters(filters, file.path, path)
+    check_filters(filters, file.path, dataset.name)
     check_other_files(dataset, file.path)
     stored = describe(dataset, filters)
+    if not is_raw(dataset):
+        return _library_path(dataset, elements, file, options, stored)
+    if dataset.chunks is None:
+        found = _contiguous_path(dataset, elements, file, options, stored)
+        return found or _library_path(dataset, elements, file, options, stored)
+    index = "the file has a user block" if dataset.file.userblock_size else index_chunks(dataset, file.size)
+    if isinstance(index, str):
+        return _library_path(dataset, elements, file, options, stored, reason=index)
+    if not index.filters:
+        _check_sizes(index, file.path, dataset.name)
+        found = _mapped_chunks_path(dataset, elements, index, file, options, stored)
+        if found is not None:
+            return found
+    return _raw_chunks_path(dataset, elements, index, file, options, stored)
+
+
+def _contiguous_path(
+    dataset: Any, elements: Mapping[str, Element], file: H5File, options: PathOptions, stored: str
+) -> Path | None:
+    name, element = next(iter(elements.items()))
     # In a file with a user block, HDF5 makes up an offset for values that were never written.
     offset = dataset.id.get_offset() if dataset.id.get_storage_size() else None
-    layout = dataset.id.get_create_plist().get_layout()
-    is_plain = is_raw(dataset) and len(elements) == 1 and next(iter(elements.values())).members == ()
+    if offset is None or element.members or dataset.size == 0:
+        return None
+    if offset + dataset.size * dataset.dtype.itemsize > file.size:
+        raise CorruptFileError(f"{file.path}: {dataset.name!r} reaches beyond the end of the file; it is incomplete")
+    stride = None if options.window is None else options.stride
+    mapped = _map_of(file, options)
+    source = ContiguousDataset(name, element, mapped, offset, len(dataset), window=options.window, stride=stride)
+    return Path(source, stored, "memory map")
+
+
+def _mapped_chunks_path(
+    dataset: Any, elements: Mapping[str, Element], index: ChunkIndex, file: H5File, options: PathOptions, stored: str
+) -> Path | None:
     name, element = next(iter(elements.items()))
-    row_bytes = dataset.dtype.itemsize * prod(dataset.shape[1:])
-    if layout == h5py.h5d.CONTIGUOUS and offset is not None and is_plain and row_bytes:
-        if offset + len(dataset) * row_bytes > file.size:
-            raise CorruptFileError(
-                f"{file.path}: dataset {path!r} reaches beyond the end of the file; it is incomplete"
-            )
-        sizes = {"window": options.window, "stride": options.stride if options.window is not None else None}
-        mapped = ContiguousDataset(name, element, _map_of(file, options), offset, len(dataset), **sizes)
-        return Path(mapped, stored, "memory map")
-    reason = ""
-    if layout == h5py.h5d.CHUNKED and is_raw(dataset):
-        index: ChunkIndex | str = "the file has a user block" if dataset.file.userblock_size else ""
-        index = index or index_chunks(dataset, file.size)
-        if isinstance(index, str):
-            reason = index
-        else:
-            return _chunked(dataset, elements, index, is_plain, file, options, stored)
-    elif layout == h5py.h5d.CHUNKED:
-        reason = "its type needs conversion"
-    band = dataset.chunks[0] if dataset.chunks else None
-    bounds = block_bounds(len(dataset), max(row_bytes, sum(e.spec.nbytes for e in elements.values())), band)
-    source = BlockDataset(path, elements, LibraryRows(file, path), bounds, options.cache, file)
-    text = all(element.spec.kind in ("string", "bytes", "ragged") for element in elements.values())
-    hint = "" if text or len(bounds) < 3 else "one thread at a time reads through the HDF5 library"
+    if not index.covers_sample or element.members or index.chunk_bytes == 0:
+        return None
+    mapped = MappedChunks(name, element, _map_of(file, options), index, fill_value(dataset))
+    return Path(_windowed(mapped, options), stored, "memory map of chunks", num_missing=index.num_missing)
+
+
+def _raw_chunks_path(
+    dataset: Any, elements: Mapping[str, Element], index: ChunkIndex, file: H5File, options: PathOptions, stored: str
+) -> Path:
+    pieces, hint = index.offsets.shape[1], ""
+    if pieces > 1:
+        hint = f"each row is spread over {pieces} chunks"
+    elif index.chunk_bytes > LARGE_CHUNK_BYTES:
+        hint = f"chunks of {index.chunk_bytes >> 20} MiB decode whole, which makes shuffling coarse"
+    if decoders_for(index.filters) is None:
+        names = " + ".join(_name(each) for each in index.filters)
+        hint = hint or f"{names} is decoded by one thread at a time"
+        return replace(_library_path(dataset, elements, file, options, stored), hint=hint)
+    row_bytes = index.dtype.itemsize * prod(index.shape[1:])
+    source = BlockDataset(
+        dataset.name,
+        elements,
+        ChunkRows(file, dataset.name, index, fill_value(dataset)),
+        block_bounds(len(dataset), row_bytes, index.chunk[0]),
+        row_bytes,
+        options.cache,
+    )
+    read_path = "raw chunks decoded in threads" if index.filters else "raw chunks assembled in threads"
+    return Path(_windowed(source, options), stored, read_path, hint, num_missing=index.num_missing)
+
+
+def _library_path(
+    dataset: Any, elements: Mapping[str, Element], file: H5File, options: PathOptions, stored: str, reason: str = ""
+) -> Path:
+    varies = any(element.spec.kind != "tensor" for element in elements.values())
+    row_bytes = _sampled_row_bytes(dataset, elements) if varies else dataset.dtype.itemsize * prod(dataset.shape[1:])
+    bounds = block_bounds(len(dataset), row_bytes, dataset.chunks[0] if dataset.chunks else None)
+    rows = LibraryRows(file, dataset.name)
+    source = BlockDataset(dataset.name, elements, rows, bounds, row_bytes, options.cache)
+    hint = "" if varies or len(bounds) < 3 else "one thread at a time reads through the HDF5 library"
     return Path(_windowed(source, options), stored, f"h5py ({reason})" if reason else "h5py", hint)
 
 
-def _chunked(
-    dataset: Any,
-    elements: Mapping[str, Element],
-    index: ChunkIndex,
-    is_plain: bool,
-    file: H5File,
-    options: PathOptions,
-    stored: str,
-) -> Path:
-    path = dataset.name
-    fill = fill_value(dataset)
-    num_missing = int((index.offsets < 0).sum())
-    num_pieces = index.offsets.shape[1]
-    hint = f"each row is spread over {num_pieces} chunks" if num_pieces > 1 else ""
-    plain_sizes = index.sizes[index.offsets >= 0] == index.chunk_bytes
-    if not index.filters and not plain_sizes.all():
-        raise CorruptFileError(f"{file.path}: dataset {path!r} has unfiltered chunks of a wrong size")
-    if not index.filters and index.covers_sample and is_plain and options.window is None and index.chunk_bytes:
-        name, element = next(iter(elements.items()))
-        mapped = MappedChunks(name, element, _map_of(file, options), index, fill)
-        return Path(mapped, stored, "memory map of chunks", num_missing=num_missing)
-    row_bytes = index.dtype.itemsize * prod(index.shape[1:])
-    bounds = block_bounds(len(dataset), row_bytes, index.chunk[0])
-    if decoders_for(index.filters) is None:
-        rows: LibraryRows | ChunkRows = LibraryRows(file, path)
-        names = " + ".join(_name(each) for each in index.filters)
-        read_path, hint = "h5py", hint or f"{names} is decoded by one thread at a time"
-    else:
-        rows = ChunkRows(file, path, index, fill)
-        read_path = "raw chunks decoded in threads" if index.filters else "raw chunks assembled in threads"
-    if not hint and index.chunk_bytes > LARGE_CHUNK_BYTES:
-        hint = f"chunks of {index.chunk_bytes >> 20} MiB decode whole, which makes shuffling coarse"
-    source = BlockDataset(path, elements, rows, bounds, options.cache, file)
-    return Path(_windowed(source, options), stored, read_path, hint, num_missing)
+def _sampled_row_bytes(dataset: Any, elements: Mapping[str, Element]) -> int:
+    """Delivered bytes of a row, from a few rows where they vary in length; what Python adds to each included."""
+    num_rows = len(dataset)
+    if num_rows == 0:
+        return 1
+    sizes = []
+    for row in range(0, num_rows, max(1, num_rows // NUM_SAMPLES)):
+        values = [element.stored_in(dataset[row : row + 1])[0] for element in elements.values()]
+        sizes.append(sum(value.nbytes if hasattr(value, "nbytes") else len(value) for value in values))
+    return OBJECT_BYTES * len(elements) + sum(sizes) // len(sizes)
+
+
+def _check_sizes(index: ChunkIndex, file: str, name: str) -> None:
+    if not (index.sizes[index.offsets >= 0] == index.chunk_bytes).all():
+        raise CorruptFileError(f"{file}: {name!r} has unfiltered chunks of a wrong size")
 
 
 def check_filters(filters: tuple[Filter, ...], file: str, path: str) -> None:
@@ -207,7 +242,7 @@ def check_other_files(dataset: Any, file: str) -> None:
     """Check that the files which hold a virtual or external dataset's values are there.
 
     Raises:
-        CorruptFileError: One is missing, which HDF5 would answer with fill values.
+        FileAccessError: One is missing, which HDF5 would answer with fill values.
     """
     folder = os.path.dirname(file)
     plist = dataset.id.get_create_plist()
@@ -218,7 +253,7 @@ def check_other_files(dataset: Any, file: str) -> None:
     for name in dict.fromkeys(names):
         candidates = (name, os.path.join(folder, name), os.path.join(folder, os.path.basename(name)))
         if name != "." and not any(os.path.exists(each) for each in candidates):
-            raise CorruptFileError(
+            raise FileAccessError(
                 f"{file}: the values of the {kind} dataset {dataset.name!r} are in {name!r}, a file that is missing"
             )
 
@@ -260,7 +295,7 @@ def _map_of(file: H5File, options: PathOptions) -> MappedFile:
     return options.maps[file.path]
 
 
-def _windowed(source: BlockDataset, options: PathOptions) -> Source:
+def _windowed(source: Source, options: PathOptions) -> Source:
     return source if options.window is None else WindowedDataset(source, options.window, options.stride)
 
 
@@ -289,9 +324,10 @@ class WindowedDataset:
         self._rows, self._window, self._stride = rows, window, stride
         self.fields = {name: replace(spec, shape=(window, *spec.shape)) for name, spec in rows.fields.items()}
         self.num_rows = num_windows(rows.num_rows, window, stride)
-        # A window belongs to the block of its first row.
-        starts = np.unique(-(-rows.bounds[:-1] // stride)) if rows.bounds is not None else np.zeros(1, np.int64)
-        self.bounds: Int64Array | None = np.append(starts[starts < self.num_rows], self.num_rows)
+        self.bounds: Int64Array | None = None
+        if rows.bounds is not None:  # A window belongs to the block of its first row.
+            starts = np.unique(-(-rows.bounds[:-1] // stride))
+            self.bounds = np.append(starts[starts < self.num_rows], self.num_rows)
 
     def read(self, rows: Int64Array, out: Batch) -> Batch:
         """Windows into the buffers in ``out``."""

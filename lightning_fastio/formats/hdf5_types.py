@@ -2,9 +2,9 @@
 
 Stored integers, floats and complex numbers keep their width, in native byte order; uint16, uint32 and uint64 are
 widened. Booleans, also enums of ``false`` and ``true`` in any case, become bool; other enums give their codes, with the
-names as categories. Text becomes str. Variable-length rows become one tensor each, unless the writer noted that all have one length: HDF5
-would have to read them all to find out. Members of a compound type are
-fields of their own, named ``dataset.member``. References, opaque data, times and extended floats are refused by name.
+names as categories. Text becomes str. Variable-length rows become one tensor each, unless the writer noted that all
+have one length: only a read of all rows would tell. Members of a compound type are fields of their own, named
+``dataset.member``. References, opaque data, times and extended floats are refused by name.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from lightning_fastio.errors import FormatError
+from lightning_fastio.formats.base import Rows
 from lightning_fastio.schema import FieldSpec
 
 RaggedPolicy: TypeAlias = Literal["auto", "list", "pad", "error"]
@@ -49,66 +50,75 @@ class Element:
     is_stacked: bool = False
     """Whether variable-length rows, which all have one length, become one tensor."""
 
-    def deliver(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | list[Any]:
-        """Stored values of some rows, shape ``(rows, ...)``, as delivered: an array, or a list of str, bytes or arrays.
-
-        Raises:
-            FormatError: A uint64 is too large for int64, or text is not UTF-8; the message has the index.
-        """
+    def stored_in(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """This member of stored records, or the stored values themselves."""
         for member in self.members:
             values = values[member]
+        return values
+
+    def deliver(self, values: npt.NDArray[Any], rows: Rows) -> npt.NDArray[Any] | list[Any]:
+        """Stored values as delivered: an array, or a list of str, bytes or arrays.
+
+        Args:
+            values: Stored values of some rows, shape ``(num_rows, ...)``.
+            rows: Their row numbers, for error messages.
+
+        Raises:
+            FormatError: A uint64 is too large for int64, or text is not UTF-8; the message has the row.
+        """
+        values = self.stored_in(values)
         if self.is_stacked:
-            return self._stack([self._row(value) for value in values])
+            return self._stack([self._row(value, row) for value, row in zip(values, rows, strict=True)], rows)
         if self.spec.kind == "tensor":
             if is_as_delivered(values.dtype, self.spec) and values.flags.c_contiguous:
                 return values.reshape(len(values), *self.spec.shape)
             out = np.empty((len(values), *self.spec.shape), numpy_dtype(self.spec))
-            deliver_into(values.reshape(out.shape), out)
+            deliver_into(values.reshape(out.shape), out, rows)
             return out
         if self.spec.kind == "string":
-            return [self._text(value, index) for index, value in enumerate(values.tolist())]
+            return [self._text(value, row) for value, row in zip(values.tolist(), rows, strict=True)]
         if self.spec.kind == "bytes":
             return [np.asarray(value, np.uint8).tobytes() for value in values]
-        return [self._row(value) for value in values]
+        return [self._row(value, row) for value, row in zip(values, rows, strict=True)]
 
-    def _text(self, value: Any, index: int) -> str:
+    def _text(self, value: Any, row: int) -> str:
         if isinstance(value, str):
             return value
         try:
             text = bytes(value).decode()
         except UnicodeDecodeError as error:
-            raise FormatError(f"row {index}: {bytes(value)[:40]!r} is not UTF-8 text ({error.reason})") from error
+            raise FormatError(f"row {row}: {bytes(value)[:40]!r} is not UTF-8 text ({error.reason})") from error
         return text.rstrip(" ") if self.strips_spaces else text
 
-    def _row(self, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _row(self, value: npt.NDArray[Any], row: int) -> npt.NDArray[Any]:
         if not self.stored.isnative and _keeps_byte_order():
             value = value.view(self.stored)
         inner = self.spec.shape[1:] if self.is_stacked else self.spec.shape
         source = np.asarray(value, self.stored).reshape(-1, *inner)
         out = np.empty(source.shape, numpy_dtype(self.spec))
-        deliver_into(source, out)
+        deliver_into(source, out, [row] * len(source))
         return out
 
-    def _stack(self, rows: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        out = np.empty((len(rows), *self.spec.shape), numpy_dtype(self.spec))
-        for index, row in enumerate(rows):
-            if len(row) != self.spec.shape[0]:
-                raise FormatError(f"row {index} has length {len(row)}, not {self.spec.shape[0]}; use ragged='list'")
-            out[index] = row
+    def _stack(self, values: list[npt.NDArray[Any]], rows: Rows) -> npt.NDArray[Any]:
+        out = np.empty((len(values), *self.spec.shape), numpy_dtype(self.spec))
+        for target, value, row in zip(out, values, rows, strict=True):
+            if len(value) != self.spec.shape[0]:
+                raise FormatError(f"row {row} has length {len(value)}, not {self.spec.shape[0]}; use ragged='list'")
+            target[...] = value
         return out
 
 
-def deliver_into(values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """Copy stored numbers into an array of the delivered type.
+def deliver_into(values: npt.NDArray[Any], out: npt.NDArray[Any], rows: Rows) -> None:
+    """Copy stored numbers of some rows into an array of the delivered type.
 
     Raises:
-        FormatError: A uint64 is too large for int64.
+        FormatError: A uint64 is too large for int64; the message has the row.
     """
     if values.dtype.kind == "u" and values.dtype.itemsize == 8 and out.dtype.kind == "i" and values.size:
         largest = int(values.max())
         if largest > np.iinfo(np.int64).max:
             index = int(np.argwhere(values == largest)[0][0])
-            raise FormatError(f"row {index}: {largest} is too large for int64; widen_unsigned=False keeps uint64")
+            raise FormatError(f"row {rows[index]}: {largest} is too large for int64; widen_unsigned=False keeps uint64")
     if values.dtype.kind == "b":
         values = np.ascontiguousarray(values).view(np.uint8)  # Stored bytes may differ from 0 and 1.
     np.copyto(out, values, casting="unsafe")
