@@ -8,12 +8,15 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+T = TypeVar("T")
+
+_PARQUET = "large.parquet"
 _BLOCK_BYTES = 100 << 20
 _NUM_BLOCKS = 40
 _CACHE_BYTES = 512 << 20
@@ -22,12 +25,14 @@ _CACHE_BYTES = 512 << 20
 def run(folder: Path, console: Console) -> list[dict[str, Any]]:
     """Load from a .npy of 10^9 rows, and stream a Parquet file of 4 GB with row groups of 100 MB."""
     table = Table(title="Memory and start-up", title_justify="left")
-    for heading in ("", "to the first batch [s]", "memory beyond the imports, at most [MiB]"):
+    for heading in ("", "first batch [s]", "peak memory [MiB]"):
         table.add_column(heading, justify="right" if heading else "left")
     figures = []
+    # What the writer leaves behind in its process does not count.
+    _in_new_process(_write_parquet, folder)
     for name, measure in (
-        (".npy, 10^9 rows of 16 B, global shuffle, 2,000 batches", _numpy),
-        (f"Parquet, 4 GB, row groups of 100 MB, block shuffle, cache of {_CACHE_BYTES >> 20} MiB", _parquet),
+        (".npy, 10^9 rows, global shuffle", _numpy),
+        (f"Parquet, 4 GB, cache of {_CACHE_BYTES >> 20} MiB", _parquet),
     ):
         first_s, peak_bytes = _in_new_process(measure, folder)
         figures.append({"name": name, "first_batch_s": first_s, "peak_bytes": peak_bytes})
@@ -36,9 +41,9 @@ def run(folder: Path, console: Console) -> list[dict[str, Any]]:
     return figures
 
 
-def _in_new_process(measure: Callable[[Path], tuple[float, int]], folder: Path) -> tuple[float, int]:
+def _in_new_process(work: Callable[[Path], T], folder: Path) -> T:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, (folder,))
+        return pool.apply(work, (folder,))
 
 
 def _numpy(folder: Path) -> tuple[float, int]:
@@ -50,16 +55,19 @@ def _numpy(folder: Path) -> tuple[float, int]:
     return _stream(lambda: NumpyDataModule(train=str(path), batch_size=256), num_batches=2000)
 
 
-def _parquet(folder: Path) -> tuple[float, int]:
-    from lightning_fastio.datamodules import ParquetDataModule
+def _write_parquet(folder: Path) -> None:
     from lightning_fastio.formats import open_writer
 
-    path = folder / "large.parquet"
     block = np.random.default_rng(0).integers(0, 256, (_BLOCK_BYTES // 12_288, 12_288), dtype=np.uint8)
-    with open_writer(path, block_bytes=_BLOCK_BYTES) as writer:
+    with open_writer(folder / _PARQUET, block_bytes=_BLOCK_BYTES) as writer:
         for _ in range(_NUM_BLOCKS):
             writer.write({"x": block})
-    del block
+
+
+def _parquet(folder: Path) -> tuple[float, int]:
+    from lightning_fastio.datamodules import ParquetDataModule
+
+    path = folder / _PARQUET
     return _stream(
         lambda: ParquetDataModule(train=str(path), batch_size=256, shuffle="block", cache_bytes=_CACHE_BYTES)
     )
