@@ -22,7 +22,8 @@ ENOUGH = 1.25
 """A loader with this multiple of the rate that the step needs is clearly faster."""
 
 _HOPELESS, _WORSE = 0.25, 0.8
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 9
+_LEAST_NOISE = 0.05
+_MIN_ROUNDS, _MAX_ROUNDS = 7, 15
 
 
 @dataclass
@@ -88,12 +89,12 @@ class Race(Generic[T]):
 
     @property
     def chosen(self) -> Runner[T]:
-        """The cheapest that is as good as the best, or that noise leaves in no doubt to be."""
+        """The cheapest that is as good as the best, or may be, as far as the noise tells."""
         best = self._best()
         for runner in self.runners:
             if not runner.is_out and runner.rates:
                 ratio, error = _compare(runner, best)
-                if ratio + error >= AS_GOOD:
+                if ratio + 2 * error >= AS_GOOD:
                     return runner
         return best
 
@@ -127,6 +128,7 @@ def _compare(runner: Runner[T], best: Runner[T]) -> tuple[float, float]:
         return 1.0, 0.0
     ratios = np.array(runner.rates[:rounds]) / np.maximum(best.rates[:rounds], 1e-9)
     middle = float(np.median(ratios))
-    # Of a normal distribution: its deviation out of the median deviation, and the error of its median.
-    deviation = 1.4826 * float(np.median(np.abs(ratios - middle)))
+    # Of a normal distribution: its deviation out of the median deviation, and the error of its median. A few rounds may
+    # agree by chance.
+    deviation = max(_LEAST_NOISE, 1.4826 * float(np.median(np.abs(ratios - middle))))
     return middle, min(0.05, 1.2533 * deviation / rounds**0.5)

@@ -127,7 +127,7 @@ def _table_of_loaders(tried: Sequence[Tried], chosen: Settings) -> Table:
     for each in tried:
         style = "bold" if each.settings == chosen else "dim" if each.is_out else None
         if each.obstacle:
-            table.add_row(str(each.settings), Text(each.obstacle), style=style)
+            table.add_row(str(each.settings), "cannot run", style="dim")
             continue
         numbers = (f"{each.rows_per_s:,.0f}", f"{_cpus(each):.1f}", f"{_memory(each) / 2**20:,.0f}")
         table.add_row(str(each.settings), *numbers, str(len(each.measurements)), style=style)

@@ -33,7 +33,7 @@ class Settings:
         plural = "" if self.num_workers == 1 else "es" if self.worker_type == "process" else "s"
         text = f"{self.num_workers} {self.worker_type}{plural} x {self.prefetch_factor}"
         if self.cache_bytes:
-            text += f", cache {self.cache_bytes / 2**30:.3g} GiB"
+            text += f", cache {self.cache_bytes / 2**20:,.0f} MiB"
         return text + (", pinned" if self.pin_memory else "")
 
 
@@ -58,8 +58,8 @@ class Space:
 
     cpus: float
     """CPUs that one rank may keep busy."""
-    has_transform: bool
-    """Whether user code runs on batches; without any, worker processes have nothing to gain over threads."""
+    tries_processes: bool
+    """Whether worker processes may gain over threads, which takes user code that runs on batches."""
     max_cache_bytes: int = 0
     """Memory that the cache of decoded blocks may grow to; 0 where nothing is decoded."""
     to_cuda: bool = False
@@ -80,7 +80,7 @@ class Space:
         # A thread that waits for storage leaves its CPU to another, so that more threads than CPUs can pay.
         for number in _doublings(max(4, int(2 * self.cpus))):
             yield {"num_workers": number, "worker_type": "thread"}
-        if self.has_transform:
+        if self.tries_processes:
             for number in _doublings(max(1, int(self.cpus))):
                 yield {"num_workers": number, "worker_type": "process"}
 

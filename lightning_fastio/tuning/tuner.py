@@ -24,6 +24,9 @@ from lightning_fastio.tuning.search import Finding, Search
 from lightning_fastio.tuning.settings import Settings, Space
 from lightning_fastio.tuning.step import Step, StepProbe, doublings
 
+_LEAST_S_FOR_PROCESSES = 8.0
+"""A worker process takes seconds to start."""
+
 
 def tune(
     datamodule: FastIODataModule,
@@ -49,7 +52,8 @@ def tune(
     Args:
         datamodule: The data module, with its transforms.
         model: Its training step is measured on a copy.
-        trainer: Whose device and precision the step is measured with, and whose number of devices shares the CPUs.
+        trainer: Whose device and precision the step is measured with, and whose devices share the CPUs. Needed where
+            several ranks have a GPU each.
         seconds: Time that it takes at most; a measurement that has begun is ended.
         batch_sizes: With a model, batch sizes to choose from: the smallest within 5 % of the most rows per second
             that fit in memory. auto tries 8, 16, 32 and so on. keep leaves the batch size alone, since another one
@@ -71,7 +75,7 @@ def tune(
     devices = max(ranks.per_node, trainer.num_devices if trainer is not None else 1)
     with _undisturbed(datamodule, uses_model=model is not None):
         datamodule.setup("fit")
-        settings, space = _start(datamodule, devices)
+        settings, space = _start(datamodule, devices, has_time_for_processes=seconds >= _LEAST_S_FOR_PROCESSES)
         step: Step | None = None
         steps: list[Step] = []
         device = torch.device("cpu")
@@ -95,10 +99,18 @@ def tune(
             ranks=ranks,
         )
     decided = finding.decided if batch_sizes == "keep" else ("batch_size", *finding.decided)
-    return Tuning(finding.settings, decided, finding.rows_per_s, step, finding.tried, steps, _notes(space, finding))
+    return Tuning(
+        finding.settings,
+        decided,
+        finding.rows_per_s,
+        step,
+        finding.tried,
+        steps,
+        _notes(space, finding, has_transform=datamodule.has_transform),
+    )
 
 
-def _start(datamodule: FastIODataModule, devices: int) -> tuple[Settings, Space]:
+def _start(datamodule: FastIODataModule, devices: int, *, has_time_for_processes: bool) -> tuple[Settings, Space]:
     """The settings as they are, and what is worth trying."""
     loader = datamodule.new_train_loader()
     mixes_windows = loader.plan.shuffle == "block"
@@ -111,7 +123,7 @@ def _start(datamodule: FastIODataModule, devices: int) -> tuple[Settings, Space]
     )
     space = Space(
         cpus=cpu_allowance() / devices,
-        has_transform=datamodule.has_transform,
+        tries_processes=datamodule.has_transform and has_time_for_processes,
         max_cache_bytes=(memory_allowance() or 0) // 4 // devices if mixes_windows else 0,
     )
     return settings, space
@@ -150,12 +162,15 @@ def _batch_sizes(wanted: Sequence[int] | Literal["keep", "auto"], present: int, 
     return doublings(present, num_rows) if wanted == "auto" else sorted(wanted)
 
 
-def _notes(space: Space, finding: Finding) -> list[str]:
+def _notes(space: Space, finding: Finding, *, has_transform: bool) -> list[str]:
     notes = []
     if finding.is_enough:
         notes.append("Stopped early: the loader is clearly faster than the step needs.")
-    if not space.has_transform:
+    if has_transform and not space.tries_processes:
+        notes.append(f"Worker processes were not tried: they need {_LEAST_S_FOR_PROCESSES:.0f} seconds or more.")
+    if not has_transform:
         notes.append("Worker processes were not tried: without a transform, threads do the same for less.")
+    notes += dict.fromkeys(f"Cannot run: {each.obstacle}." for each in finding.tried if each.obstacle)
     if "cache_bytes" in finding.decided:
         notes.append("A larger cache also mixes more rows in the block shuffle.")
     return notes
