@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_fastio.convert.manifest import Manifest, Shard, manifest_path, sha256_of
+from lightning_fastio.convert.manifest import Manifest, Shard, crc32_of, manifest_path
 from lightning_fastio.errors import CorruptFileError, FastIOError
 from lightning_fastio.formats import open_reader
 
@@ -30,7 +30,7 @@ def _shard_problems(root: Path, shard: Shard) -> list[str]:
             problems.append(f"{name}: missing")
         elif file.stat().st_size != entry["bytes"]:
             problems.append(f"{name}: {file.stat().st_size} bytes, the manifest says {entry['bytes']}")
-        elif sha256_of(file) != entry["sha256"]:
+        elif crc32_of(file) != entry["crc32"]:
             problems.append(f"{name}: the checksum differs, its content was changed or damaged")
     if not problems:
         try:

@@ -25,6 +25,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from lightning_fastio.convert.flush import Flusher
 from lightning_fastio.convert.manifest import FOLDER_MANIFEST, Manifest, Shard, describe_files, manifest_path
 from lightning_fastio.convert.source import Loaded, RowBatch, Skipped
 from lightning_fastio.convert.statistics import FieldStatistics, Statistics, merge
@@ -76,6 +77,7 @@ class Output:
         except BaseException:
             self._journal.close()
             raise
+        self._flusher = Flusher(self.staging)
 
     def _open_staging(self, *, resume: bool, overwrite: bool) -> IO[str]:
         journal = self.staging / "journal.jsonl"
@@ -159,6 +161,7 @@ class Output:
             if self._writer is None:
                 self._writer = self._open_writer(split, loaded.rows)
             self._writer.write(loaded.rows)
+            self._flusher.written(loaded.num_bytes)
             self.fields = self.fields or describe_fields(loaded.rows)
         self._pending.add(loaded, split)
         if self.target.shard_bytes is not None and self._pending.num_bytes >= self.target.shard_bytes:
@@ -211,17 +214,19 @@ class Output:
         self._journal.close()
         shutil.rmtree(self.staging)
 
-    def close_shard(self) -> None:
+    def end(self) -> None:
         """End the last shard; inputs skipped after it are kept for the manifest."""
         if self._writer is not None:
             self._end_shard()
         self.skipped += self._pending.skipped
         self._pending = Pending()
+        self._flusher.close()
 
     def abort(self) -> bool:
         """Give up what is not finished. Returns whether finished shards are left to resume with."""
         if self._writer is not None:
             self._writer.abort()
+        self._flusher.close()
         self._journal.close()
         if not self.shards:
             shutil.rmtree(self.staging, ignore_errors=True)
@@ -244,18 +249,11 @@ class Pending:
         """Count one more task."""
         self.split = split
         self.num_rows += loaded.num_rows
-        self.num_bytes += sum(size_of(values) for values in loaded.rows.values())
+        self.num_bytes += loaded.num_bytes
         self.num_tasks += 1
         self.skipped += loaded.skipped
         if loaded.statistics:
             self.statistics.append(loaded.statistics)
-
-
-def size_of(values: Any) -> int:
-    """Bytes of one field of a batch."""
-    if isinstance(values, np.ndarray):
-        return values.nbytes
-    return sum(value.nbytes if isinstance(value, np.ndarray) else len(value) for value in values)
 
 
 def describe_fields(rows: RowBatch) -> dict[str, str]:

@@ -119,8 +119,10 @@ def decode_image(data: bytes, rules: ImageRules) -> Pixels:
         FormatError: Its mode has no rule.
     """
     with _opened(data, rules.max_pixels) as image:
-        _draft(image, rules)
-        oriented = ImageOps.exif_transpose(image)
+        orientation = image.getexif().get(_EXIF_ORIENTATION, 1)
+        _draft(image, rules, swapped=orientation in _SWAPPING_ORIENTATIONS)
+        # It copies the picture even where there is nothing to turn.
+        oriented = image if orientation == 1 else ImageOps.exif_transpose(image)
         array = np.asarray(_resized(_in_mode(oriented, rules), rules))
     return array[..., None] if array.ndim == 2 else array
 
@@ -204,13 +206,11 @@ def _reason(error: Exception, data: bytes) -> str:
     return f"incomplete or damaged picture: {type(error).__name__}: {error}"
 
 
-def _draft(image: Image.Image, rules: ImageRules) -> None:
+def _draft(image: Image.Image, rules: ImageRules, *, swapped: bool) -> None:
     """Let a JPEG decode at a half, a quarter or an eighth when it will shrink anyway."""
     if rules.size is None:
         return
-    height, width = rules.size
-    if image.getexif().get(_EXIF_ORIENTATION) in _SWAPPING_ORIENTATIONS:
-        height, width = width, height
+    height, width = reversed(rules.size) if swapped else rules.size
     image.draft(None, (int(width * _DRAFT_GAP), int(height * _DRAFT_GAP)))
 
 

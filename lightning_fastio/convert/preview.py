@@ -10,7 +10,7 @@ from typing import Any
 import lightning_fastio
 from lightning_fastio.convert.manifest import Manifest
 from lightning_fastio.convert.options import RunOptions
-from lightning_fastio.convert.output import describe_fields, size_of
+from lightning_fastio.convert.output import describe_fields
 from lightning_fastio.convert.progress import duration
 from lightning_fastio.convert.source import Loaded, Skipped, Source, Task
 from lightning_fastio.convert.target import Target
@@ -28,7 +28,7 @@ def preview(source: Source, target: Target, run: RunOptions, options: dict[str, 
     for task, loaded in _sample(source):
         num_items += task.num_items
         num_rows += loaded.num_rows
-        num_bytes += sum(size_of(values) for values in loaded.rows.values())
+        num_bytes += loaded.num_bytes
         skipped += loaded.skipped
         fields = fields or describe_fields(loaded.rows)
     elapsed_s = time.perf_counter() - started

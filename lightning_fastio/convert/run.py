@@ -49,7 +49,7 @@ def _convert(source: Source, target: Target, run: RunOptions, options: dict[str,
     try:
         with Progress(source, shown=run.progress) as progress:
             _write_tasks(source, output, run, progress)
-        output.close_shard()
+        output.end()
         manifest = _describe(source, target, options, output)
         output.finish(manifest)
     except BaseException:

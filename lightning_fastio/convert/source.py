@@ -47,6 +47,17 @@ class Loaded:
         """Number of rows."""
         return len(next(iter(self.rows.values()))) if self.rows else 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the rows."""
+        return sum(_size_of(values) for values in self.rows.values())
+
+
+def _size_of(values: Any) -> int:
+    if hasattr(values, "nbytes"):
+        return int(values.nbytes)
+    return sum(value.nbytes if hasattr(value, "nbytes") else len(value) for value in values)
+
 
 @dataclass(frozen=True)
 class Task:

@@ -222,10 +222,8 @@ def _bytes_moments(rows: npt.NDArray[np.uint8], num_features: int) -> Moments:
     # 255 ** 2 times this many rows still fits into 32 bits.
     for start in range(0, len(rows), 1 << 16):
         piece = rows[start : start + (1 << 16)]
-        wide = piece.astype(np.uint16)
-        wide *= wide
         sums += _by_feature(np.add.reduce(piece, axis=0, dtype=np.uint32), num_features)
-        squares += _by_feature(np.add.reduce(wide, axis=0, dtype=np.uint32), num_features)
+        squares += _by_feature(np.einsum("ij,ij->j", piece, piece, dtype=np.uint32, casting="unsafe"), num_features)
     num_values = rows.size // num_features
     mean = sums / max(1, num_values)
     return Moments(
