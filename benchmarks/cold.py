@@ -40,9 +40,9 @@ def run(folder: Path, console: Console) -> list[dict[str, Any]]:
                 yield buffer
 
     contenders = [
-        Contender("memory map, one gather a batch", "today", memory_map),
+        Contender("memory map, by batch", "today", memory_map),
         Contender("lightning_fastio", "fastio", lambda: loader),
-        Contender("limit: the file from start to end", "limit", in_order),
+        Contender("limit: file in order", "limit", in_order),
     ]
 
     def forget() -> None:

@@ -82,7 +82,7 @@ class PerSampleArrow(Dataset[torch.Tensor]):
 
 def _per_sample(dataset: Dataset[Any], batch_size: int) -> Contender:
     loader = DataLoader(dataset, batch_size, shuffle=True)
-    return Contender("DataLoader, sample by sample", "today", lambda: loader)
+    return Contender("DataLoader, by sample", "today", lambda: loader)
 
 
 # What an expert writes by hand
@@ -127,7 +127,7 @@ def _fastio(module: type[FastIODataModule], path: Path, batch_size: int, **optio
     data = module(train=str(path), batch_size=batch_size, **options)
     data.setup("fit")
     loader = data.train_dataloader()
-    return Contender(f"lightning_fastio, {loader.plan.shuffle} shuffle", "fastio", lambda: loader)
+    return Contender(f"lightning_fastio ({loader.plan.shuffle})", "fastio", lambda: loader)
 
 
 def _gather_in_ram(data: npt.NDArray[Any], batch_size: int, num_threads: int) -> Contender:
@@ -143,7 +143,7 @@ def _gather_in_ram(data: npt.NDArray[Any], batch_size: int, num_threads: int) ->
         finally:
             torch.set_num_threads(default)
 
-    return Contender(f"limit: gather in RAM, threads: {num_threads}", "limit", batches)
+    return Contender(f"limit: RAM, threads: {num_threads}", "limit", batches)
 
 
 def _limits(data: npt.NDArray[Any], batch_size: int) -> list[Contender]:
@@ -160,7 +160,7 @@ def _numpy(folder: Path, data: Bytes2D, batch_size: int) -> Comparison:
     mapped = np.load(path, mmap_mode="c")
     contenders = [
         _per_sample(PerSample(mapped), batch_size),
-        _per_batch(GatherBatch(torch.from_numpy(mapped)), batch_size, "DataLoader, one gather a batch"),
+        _per_batch(GatherBatch(torch.from_numpy(mapped)), batch_size, "DataLoader, by batch"),
         _fastio(NumpyDataModule, path, batch_size),
         *_limits(data, batch_size),
     ]
@@ -176,7 +176,7 @@ def _hdf5(
     dataset = h5py.File(path)["x"]
     contenders = [
         _per_sample(PerSample(dataset), batch_size),
-        _per_batch(H5Batch(dataset), batch_size, "DataLoader, one selection a batch"),
+        _per_batch(H5Batch(dataset), batch_size, "DataLoader, by batch"),
         _fastio(HDF5DataModule, path, batch_size),
         *_limits(data, batch_size),
     ]
@@ -196,7 +196,7 @@ def _hdf5_gzip(folder: Path, data: Bytes2D, batch_size: int) -> Comparison:
 
     contenders = [
         _per_sample(PerSample(dataset), 32),
-        Contender("h5py, whole chunks in order", "expert", whole_chunks),
+        Contender("h5py, chunks in order", "expert", whole_chunks),
         _fastio(HDF5DataModule, path, batch_size, shuffle="block", cache_bytes=_CACHE_BYTES),
         *_limits(data, batch_size),
     ]
@@ -242,7 +242,7 @@ def _parquet_columns(folder: Path, data: npt.NDArray[np.float32], batch_size: in
     pq.write_table(table, path, row_group_size=16_384, compression=None)
     contenders = [
         _per_sample(PerSampleArrow(table), batch_size),
-        Contender("read_row_group and stack, in order", "expert", lambda: _stacked_groups(path, names)),
+        Contender("read_row_group and stack", "expert", lambda: _stacked_groups(path, names)),
         _fastio(ParquetDataModule, path, batch_size, fields={"x": names}, shuffle="block", cache_bytes=_CACHE_BYTES),
         *_limits(data, batch_size),
     ]

@@ -79,7 +79,7 @@ class Comparison:
         """Print the table."""
         table = Table(title=self.title, title_justify="left", caption=self.note or None, caption_justify="left")
         table.add_column("", no_wrap=True)
-        for heading in ("rows/s", "GB/s", "µs", "of limit", "x today"):
+        for heading in ("rows/s", "GB/s", "ms/batch", "of limit", "x today"):
             table.add_column(heading, justify="right")
         limit, today = self.of("limit"), self.of("today")
         for each in self.contenders:
@@ -87,9 +87,9 @@ class Comparison:
             table.add_row(
                 each.name,
                 _short(rate),
-                f"{rate * self.row_bytes / 1e9:.3g}",
-                f"{1e6 * self.batch_size / rate:,.0f}",
-                f"{rate / limit:.2f}" if limit else "",
+                f"{rate * self.row_bytes / 1e9:.3f}",
+                f"{1e3 * self.batch_size / rate:,.3f}",
+                f"{rate / limit:.3f}" if limit else "",
                 _times(rate / today) if today else "",
                 style="bold" if each.role == "fastio" else None,
             )
@@ -108,7 +108,7 @@ def _rate(start_epoch: Callable[[], Iterable[Any]], duration_s: float) -> float:
 
 
 def _short(rate: float) -> str:
-    return f"{rate / 1e6:.3g} M" if rate >= 1e6 else f"{rate / 1e3:.3g} k"
+    return f"{rate / 1e6:.2f} M" if rate >= 1e6 else f"{rate / 1e3:.1f} k" if rate >= 1e3 else f"{rate:.0f}"
 
 
 def _times(ratio: float) -> str:
