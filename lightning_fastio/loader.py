@@ -97,7 +97,7 @@ class BatchLoader:
             weights: One non-negative number for each used row: rows are drawn with replacement, each with a
                 probability in proportion to its weight. As many rows as without weights make an epoch.
             num_workers: Threads or processes that read ahead; 0 reads in the calling thread. ``auto`` takes what the
-                CPU allowance gives, at most 4.
+                CPU allowance gives, at most 4, and lets `PrefetchCallback` adjust threads to what steps wait.
             worker_type: ``thread``, or ``process`` for transforms that hold the GIL.
             prefetch_factor: Batches that each worker reads ahead.
             multiprocessing_context: How worker processes start.
@@ -131,6 +131,8 @@ class BatchLoader:
         row_set = chosen if isinstance(chosen, RowSet) else ChosenRows(chosen, len(reader))
         self.plan = Plan(reader, row_set, shuffle=shuffle, seed=seed, weights=weights)
         self.num_workers = _auto_workers() if num_workers == "auto" else num_workers
+        self.adjusts = num_workers == "auto" and worker_type == "thread"
+        """Whether whoever measures the training may `resize`."""
         self.worker_type = worker_type
         self.prefetch_factor = prefetch_factor
         self.multiprocessing_context = multiprocessing_context

@@ -11,7 +11,7 @@ Checked against Lightning 2.4, 2.5 and 2.6.
 
 from __future__ import annotations
 
-from lightning_fastio._lightning.fetcher import AheadFetcher, AheadOptions, fetch_ahead
+from lightning_fastio._lightning.fetcher import AheadFetcher, AheadOptions, Delivery, fetch_ahead
 from lightning_fastio._lightning.loaders import PlannedIndices, begin_epoch
 from lightning_fastio._lightning.steps import log_step
 from lightning_fastio._lightning.transfer import TransferAhead
@@ -19,6 +19,7 @@ from lightning_fastio._lightning.transfer import TransferAhead
 __all__ = [
     "AheadFetcher",
     "AheadOptions",
+    "Delivery",
     "PlannedIndices",
     "TransferAhead",
     "begin_epoch",

@@ -74,11 +74,15 @@ class _Source:
         self._combined, self._iterator = combined, iterator
         self._has_states = any(isinstance(loader, _Stateful) for loader in combined.flattened)
         self._measured = [loader.stats for loader in combined.flattened if hasattr(loader, "stats")]
+        self.to_do: deque[Callable[[], None]] = deque()
+        """What waits to be done between two batches."""
 
     def __iter__(self) -> _Source:
         return self
 
     def __next__(self) -> Fetched:
+        while self.to_do:
+            self.to_do.popleft()()
         read_s, transform_s = self._busy()
         began = perf_counter()
         item = next(self._iterator)
@@ -177,6 +181,10 @@ class AheadFetcher(_DataFetcher):
         self._head.clear()
         if self.stager is not None:
             self.stager.forget()
+
+    def between_fetches(self, action: Callable[[], None]) -> None:
+        """Do something to a loader while nothing is asked of it, in the thread that fetches."""
+        self._source.to_do.append(action)
 
     def pop_delivery(self) -> Delivery | None:
         """What was delivered since the last call."""

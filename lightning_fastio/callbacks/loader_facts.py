@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from lightning_fastio.adjusting import WorkerAdjuster
+from lightning_fastio.allowance import memory_allowance
 from lightning_fastio.loader import BatchLoader
 from lightning_fastio.verdict import LoaderFacts
 
@@ -34,3 +36,19 @@ def facts_of(loaders: Sequence[Any], *, max_workers: int) -> LoaderFacts:
             is_pinned=loader.pin_memory,
         )
     return LoaderFacts(name, max_workers=max_workers)
+
+
+_LOOK_AHEAD_FRACTION = 0.25
+"""Share of the memory allowance that batches which are read ahead may take up."""
+
+
+def adjuster_of(loaders: Sequence[Any], *, max_workers: int) -> WorkerAdjuster | None:
+    """What adjusts the reader threads of a single loader that leaves their number open; None for all others."""
+    loader = loaders[0] if len(loaders) == 1 else None
+    if not isinstance(loader, BatchLoader) or not loader.adjusts:
+        return None
+    ahead_bytes = max(1, loader.prefetch_factor * loader.batch_size * loader.reader.schema.row_bytes)
+    memory = memory_allowance()
+    if memory is not None:
+        max_workers = min(max_workers, int(_LOOK_AHEAD_FRACTION * memory / ahead_bytes))
+    return WorkerAdjuster(loader.num_workers, max(1, max_workers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 
-from lightning_fastio._lightning import AheadFetcher, AheadOptions, TransferAhead, fetch_ahead, log_step
+from lightning_fastio._lightning import AheadFetcher, AheadOptions, Delivery, TransferAhead, fetch_ahead, log_step
+from lightning_fastio.adjusting import WorkerAdjuster
 from lightning_fastio.allowance import cpu_allowance
-from lightning_fastio.callbacks.loader_facts import facts_of
+from lightning_fastio.callbacks.loader_facts import adjuster_of, facts_of
 from lightning_fastio.prefetch import STOP_TIMEOUT_S, check_depth, rows_in
 from lightning_fastio.staging import open_backend
 from lightning_fastio.verdict import LoaderFacts, Verdict, judge, summary_table
@@ -74,6 +76,7 @@ class PrefetchCallback(Callback):
         self._training: AheadFetcher | None = None
         self._evaluating: AheadFetcher | None = None
         self._facts: LoaderFacts | None = None
+        self._adjuster: WorkerAdjuster | None = None
         self._told: set[str] = set()
 
     @property
@@ -151,7 +154,10 @@ class PrefetchCallback(Callback):
         if self._training is not None:
             self._training.stop()
         self._training = fetcher
-        self._facts = facts_of(fetcher.loaders, max_workers=max(1, int(cpu_allowance())))
+        # The ranks of a machine share its CPUs.
+        max_workers = max(1, int(cpu_allowance() / trainer.num_devices))
+        self._facts = facts_of(fetcher.loaders, max_workers=max_workers)
+        self._adjuster = adjuster_of(fetcher.loaders, max_workers=max_workers)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -160,11 +166,12 @@ class PrefetchCallback(Callback):
         if delivery is None:
             return
         waits = self.wait_stats
+        step_s = perf_counter() - delivery.asked_at
         waits.add(
             epoch=trainer.current_epoch,
             step=trainer.global_step,
             data_wait_s=delivery.wait_s,
-            step_s=perf_counter() - delivery.asked_at,
+            step_s=step_s,
             read_s=delivery.read_s,
             transform_s=delivery.transform_s,
             num_rows=rows_in(batch),
@@ -173,6 +180,7 @@ class PrefetchCallback(Callback):
         )
         self._add_copies()
         self._look_at_pinning()
+        self._adjust(delivery, step_s)
         step = log_step(trainer)
         if step is not None:
             metrics = waits.since_last_log()
@@ -203,6 +211,18 @@ class PrefetchCallback(Callback):
             f"Batches of the {self._facts.name} are not in pinned memory. They are pinned while they are fetched "
             "ahead, which costs a copy in host memory: pass pin_memory=True to the loader to save it."
         )
+
+    def _adjust(self, delivery: Delivery, step_s: float) -> None:
+        if self._adjuster is None or self._training is None or self._facts is None or delivery.is_first:
+            return
+        change = self._adjuster.add(delivery.wait_s, step_s, delivery.read_s + delivery.transform_s)
+        if change is None:
+            return
+        num_workers = self._adjuster.num_workers
+        (loader,) = self._training.loaders
+        self._training.between_fetches(partial(loader.resize, num_workers))
+        self._facts = replace(self._facts, num_workers=num_workers)
+        log.info(change)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         slowest = _slowest_rank(trainer, self.wait_stats)
