@@ -23,8 +23,11 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
-SINGLE_ROWS = 8
+FEW_ROWS = 8
 """Fewer rows than this are copied one by one, which costs less than setting up an index."""
+
+LONG_ROW_BYTES = 4096
+"""So are rows from this size on: each is one long copy, and needs no temporary."""
 
 IDLE_S = 1.0
 """Seconds after which a decoding thread without work ends; the next announcement starts another."""
@@ -48,13 +51,22 @@ def split_by_block(rows: Int64Array, bounds: Int64Array) -> Iterator[BlockRows]:
         rows: Row numbers in any order, shape ``(num_rows,)``.
         bounds: First row of each block, and the number of rows at the end, shape ``(num_blocks + 1,)``.
     """
-    if rows.size == 0:
-        return
     blocks = np.searchsorted(bounds, rows, side="right") - 1
+    return _group(blocks, rows - bounds[blocks])
+
+
+def split_evenly(rows: Int64Array, block_rows: int) -> Iterator[BlockRows]:
+    """As `split_by_block`, for blocks of one length."""
+    blocks, local = np.divmod(rows, block_rows)
+    return _group(blocks, local)
+
+
+def _group(blocks: Int64Array, local: Int64Array) -> Iterator[BlockRows]:
+    if blocks.size == 0:
+        return
     order = np.argsort(blocks, kind="stable")
-    blocks = blocks[order]
-    starts = np.concatenate([[0], np.flatnonzero(blocks[1:] != blocks[:-1]) + 1, [rows.size]])
-    local = rows[order] - bounds[blocks]
+    blocks, local = blocks[order], local[order]
+    starts = np.concatenate([[0], np.flatnonzero(blocks[1:] != blocks[:-1]) + 1, [blocks.size]])
     for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
         yield BlockRows(int(blocks[start]), order[start:stop], local[start:stop])
 
@@ -62,17 +74,16 @@ def split_by_block(rows: Int64Array, bounds: Int64Array) -> Iterator[BlockRows]:
 def copy_rows(source: npt.NDArray[Any], rows: Int64Array, out: npt.NDArray[Any], positions: Int64Array) -> None:
     """``out[positions] = source[rows]`` for contiguous arrays of rows of one type, and ascending positions."""
     num_rows = len(rows)
-    if num_rows < SINGLE_ROWS:
-        for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
-            out[position] = source[row]
-        return
-    if source.nbytes == 0:
+    if num_rows == 0 or source.nbytes == 0:
         return
     first, last = int(positions[0]), int(positions[-1])
-    if last - first == num_rows - 1:  # They fill a slice, which needs no temporary.
+    if num_rows >= FEW_ROWS and last - first == num_rows - 1:  # They fill a slice, which needs no temporary.
         copy_items(as_items(source), rows, as_items(out[first : last + 1]))
-    else:
+    elif num_rows >= FEW_ROWS and source.nbytes < LONG_ROW_BYTES * len(source):
         copy_items(as_items(source), rows, as_items(out), positions)
+    else:
+        for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
+            out[position] = source[row]
 
 
 class BlockCache(Generic[Key, Value]):

@@ -176,9 +176,9 @@ class HDF5Reader:
         if not cut:
             return None
         is_mixed = len(cut) < len(self._paths)
-        if is_mixed and sum(map(_decoded_bytes, cut)) <= self._cache.max_bytes // 2:
+        if is_mixed and sum(source.num_bytes for source in cut) <= self._cache.max_bytes // 2:
             return None
-        return max(cut, key=_decoded_bytes).bounds
+        return max(cut, key=lambda source: source.num_bytes).bounds
 
     @property
     def cache_bytes(self) -> int:
@@ -341,15 +341,11 @@ def _join(name: str, member: str) -> str:
     return f"{name}.{member}" if member else name
 
 
-def _decoded_bytes(source: Any) -> int:
-    return int(source.num_rows * sum(spec.nbytes for spec in source.fields.values()))
-
-
 def _most_bytes(paths: Sequence[Path]) -> int:
     """The number of rows whose fields hold the most bytes."""
     sizes: Counter[int] = Counter()
     for path in paths:
-        sizes[path.source.num_rows] += 1 + _decoded_bytes(path.source)
+        sizes[path.source.num_rows] += 1 + path.source.num_bytes
     return max(sizes, key=lambda num_rows: (sizes[num_rows], num_rows))
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from lightning_fastio.errors import CorruptFileError, FormatError
-from lightning_fastio.formats.blocks import BlockCache, copy_rows, split_by_block
+from lightning_fastio.formats.blocks import BlockCache, copy_rows, split_evenly
 from lightning_fastio.formats.hdf5_chunks import ChunkIndex, decode_chunk, decoders_for, read_exactly
 from lightning_fastio.formats.hdf5_library import H5File, dataset_at
 from lightning_fastio.formats.hdf5_types import Element
@@ -31,26 +31,29 @@ BLOCK_BYTES = 256 << 10
 LIBRARY_BLOCK_BYTES = 1 << 20
 """Rows that are read at once where nothing is chunked."""
 
+LONG_ROW_BYTES = 4 << 10
+"""Rows of this size that decode alone are blocks of their own, so that any order of rows costs the same."""
+
 SMALL_BYTES = 4 << 20
 """A dataset up to this size, such as labels, is one block: read once, and kept."""
 
 
-def block_bounds(num_rows: int, row_bytes: int, band_rows: int | None) -> Int64Array:
-    """Row boundaries of the blocks of a dataset.
+def rows_per_block(num_rows: int, row_bytes: int, band_rows: int | None) -> int:
+    """Rows of the blocks of a dataset.
 
     Args:
         num_rows: Rows of the dataset.
         row_bytes: Decoded bytes of a row.
-        band_rows: Rows of a chunk; None where nothing is chunked.
+        band_rows: Rows that decode together, such as those of a chunk; None where nothing is chunked.
     """
     row_bytes = max(1, row_bytes)
     if num_rows * row_bytes <= SMALL_BYTES:
-        step = max(1, num_rows)
-    elif band_rows is None:
-        step = max(1, LIBRARY_BLOCK_BYTES // row_bytes)
-    else:
-        step = band_rows * max(1, BLOCK_BYTES // (band_rows * row_bytes))
-    return np.append(np.arange(0, num_rows, step, dtype=np.int64), num_rows)
+        return max(1, num_rows)
+    if band_rows is None:
+        return max(1, LIBRARY_BLOCK_BYTES // row_bytes)
+    if band_rows == 1 and row_bytes >= LONG_ROW_BYTES:
+        return 1
+    return band_rows * max(1, BLOCK_BYTES // (band_rows * row_bytes))
 
 
 class LibraryRows:
@@ -153,7 +156,8 @@ class BlockDataset:
         path: str,
         elements: Mapping[str, Element],
         read_rows: LibraryRows | ChunkRows,
-        bounds: Int64Array,
+        num_rows: int,
+        block_rows: int,
         row_bytes: int,
         cache: BlockCache[tuple[BlockDataset, int], Values],
     ) -> None:
@@ -163,27 +167,36 @@ class BlockDataset:
             path: Path of the dataset in its file.
             elements: Field name to what the rows become.
             read_rows: Reads the stored values of a run of rows.
-            bounds: Row boundaries of the blocks.
+            num_rows: Rows of the dataset.
+            block_rows: Rows of a block; the last one may have fewer.
             row_bytes: Decoded bytes of a row, estimated where rows vary in length.
             cache: Keeps blocks; shared with other datasets.
         """
         self.fields: dict[str, FieldSpec] = {name: element.spec for name, element in elements.items()}
-        self.num_rows = int(bounds[-1])
-        self.bounds = bounds
+        self.num_rows = num_rows
+        self.num_bytes = self.num_rows * row_bytes
+        self._block_rows = block_rows
         self._path, self._elements, self._read_rows = path, dict(elements), read_rows
         self._row_bytes, self._cache = row_bytes, cache
 
+    @property
+    def bounds(self) -> Int64Array | None:
+        """Row boundaries of the blocks; None where each row is one, so that every row costs the same."""
+        if self._block_rows == 1 < self.num_rows:
+            return None
+        return np.append(np.arange(0, self.num_rows, self._block_rows, dtype=np.int64), self.num_rows)
+
     def block_bytes(self, block: int) -> int:
         """Bytes of a decoded block, estimated where rows vary in length."""
-        return int(self.bounds[block + 1] - self.bounds[block]) * self._row_bytes
+        return len(self._rows_of(block)) * self._row_bytes
 
     def decode(self, block: int) -> Values:
         """The delivered rows of one block."""
-        start, stop = int(self.bounds[block]), int(self.bounds[block + 1])
-        where = f"{self._read_rows.file.path}: dataset {self._path!r}, rows {start} to {stop - 1}"
+        rows = self._rows_of(block)
+        where = f"{self._read_rows.file.path}: dataset {self._path!r}, rows {rows.start} to {rows.stop - 1}"
         try:
-            stored = self._read_rows(start, stop)
-            return {name: element.deliver(stored, range(start, stop)) for name, element in self._elements.items()}
+            stored = self._read_rows(rows.start, rows.stop)
+            return {name: element.deliver(stored, rows) for name, element in self._elements.items()}
         except CorruptFileError as error:
             raise CorruptFileError(f"{where}: {error}") from error
         except FormatError as error:
@@ -195,7 +208,7 @@ class BlockDataset:
         """Rows into the buffers in ``out``, and as lists for the fields that have none."""
         lists: dict[str, list[Any]] = {name: [None] * len(rows) for name in self.fields if name not in out}
         arrays = {name: out[name].numpy() for name in self.fields if name in out}  # type: ignore[union-attr]
-        parts = {(self, part.block): part for part in split_by_block(rows, self.bounds)}
+        parts = {(self, part.block): part for part in split_evenly(rows, self._block_rows)}
         for key, values in self._cache.read([(key, len(part.rows)) for key, part in parts.items()]):
             part = parts[key]
             for name, array in arrays.items():
@@ -209,11 +222,14 @@ class BlockDataset:
 
     def announce(self, rows: Int64Array) -> None:
         """Decode the blocks of rows ahead."""
-        self._cache.announce([((self, part.block), len(part.rows)) for part in split_by_block(rows, self.bounds)])
+        self._cache.announce([((self, part.block), len(part.rows)) for part in split_evenly(rows, self._block_rows)])
 
     def close(self) -> None:
         """Forget decoded blocks."""
         self._cache.close()
+
+    def _rows_of(self, block: int) -> range:
+        return range(block * self._block_rows, min((block + 1) * self._block_rows, self.num_rows))
 
 
 def make_cache(max_bytes: int) -> BlockCache[tuple[BlockDataset, int], Values]:

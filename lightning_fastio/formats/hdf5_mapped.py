@@ -58,6 +58,7 @@ class ContiguousDataset:
         self._name = name
         self.fields: dict[str, FieldSpec] = {name: replace(element.spec, shape=self._array.row_shape)}
         self.num_rows = self._array.num_rows
+        self.num_bytes = num_rows * element.spec.nbytes
 
     def read(self, rows: Int64Array, out: Batch) -> Batch:
         """Rows into the buffer in ``out``."""
@@ -92,6 +93,7 @@ class MappedChunks:
         """
         self.fields: dict[str, FieldSpec] = {name: element.spec}
         self.num_rows = index.shape[0]
+        self.num_bytes = self.num_rows * element.spec.nbytes
         self._name, self._element, self._mapped, self._fill = name, element, mapped, fill
         self._starts = index.offsets[:, 0]
         self._has_gaps = bool((self._starts < 0).any())

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from lightning_fastio.errors import CorruptFileError, FileAccessError, FormatError, MissingDependencyError
 from lightning_fastio.formats.blocks import BlockCache
-from lightning_fastio.formats.hdf5_blocks import BlockDataset, ChunkRows, LibraryRows, Values, block_bounds
+from lightning_fastio.formats.hdf5_blocks import BlockDataset, ChunkRows, LibraryRows, Values, rows_per_block
 from lightning_fastio.formats.hdf5_chunks import ChunkIndex, Filter, decoders_for, filters_of, index_chunks
 from lightning_fastio.formats.hdf5_library import H5File
 from lightning_fastio.formats.hdf5_mapped import ContiguousDataset, MappedChunks
@@ -58,6 +58,11 @@ class Source(Protocol):
     @property
     def num_rows(self) -> int:
         """Number of rows."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all rows in memory, estimated where rows vary in length."""
         ...
 
     @property
@@ -183,7 +188,8 @@ def _raw_chunks_path(
         dataset.name,
         elements,
         ChunkRows(file, dataset.name, index, fill_value(dataset)),
-        block_bounds(len(dataset), row_bytes, index.chunk[0]),
+        len(dataset),
+        rows_per_block(len(dataset), row_bytes, index.chunk[0]),
         row_bytes,
         options.cache,
     )
@@ -196,10 +202,12 @@ def _library_path(
 ) -> Path:
     varies = any(element.spec.kind != "tensor" for element in elements.values())
     row_bytes = _sampled_row_bytes(dataset, elements) if varies else dataset.dtype.itemsize * prod(dataset.shape[1:])
-    bounds = block_bounds(len(dataset), row_bytes, dataset.chunks[0] if dataset.chunks else None)
+    # Rows of varying length lie outside their chunk, each by itself.
+    band_rows = 1 if varies else dataset.chunks and dataset.chunks[0]
+    block_rows = rows_per_block(len(dataset), row_bytes, band_rows)
     rows = LibraryRows(file, dataset.name)
-    source = BlockDataset(dataset.name, elements, rows, bounds, row_bytes, options.cache)
-    hint = "" if varies or len(bounds) < 3 else "one thread at a time reads through the HDF5 library"
+    source = BlockDataset(dataset.name, elements, rows, len(dataset), block_rows, row_bytes, options.cache)
+    hint = "" if varies or block_rows >= len(dataset) else "one thread at a time reads through the HDF5 library"
     return Path(_windowed(source, options), stored, f"h5py ({reason})" if reason else "h5py", hint)
 
 
@@ -273,7 +281,7 @@ def fill_value(dataset: Any) -> npt.NDArray[Any]:
 def describe(dataset: Any, filters: tuple[Filter, ...]) -> str:
     """Type, shape and layout on disk, in a few words."""
     dtype = dataset.dtype
-    words = [f"{'record' if dtype.names else dtype.name} {tuple(dataset.shape)}"]
+    words = [f"{_type_name(dtype)} {tuple(dataset.shape)}"]
     if dataset.chunks:
         words.append(f"chunks {tuple(dataset.chunks)}")
     if filters:
@@ -283,6 +291,14 @@ def describe(dataset: Any, filters: tuple[Filter, ...]) -> str:
     elif dataset.external:
         words.append("external")
     return ", ".join(words)
+
+
+def _type_name(dtype: np.dtype[Any]) -> str:
+    if h5py.check_string_dtype(dtype) is not None:
+        return "text"
+    if (base := h5py.check_vlen_dtype(dtype)) is not None:
+        return f"rows of varying length of {base}"
+    return "records" if dtype.names else dtype.name
 
 
 def _name(filter_: Filter) -> str:
@@ -324,6 +340,7 @@ class WindowedDataset:
         self._rows, self._window, self._stride = rows, window, stride
         self.fields = {name: replace(spec, shape=(window, *spec.shape)) for name, spec in rows.fields.items()}
         self.num_rows = num_windows(rows.num_rows, window, stride)
+        self.num_bytes = rows.num_bytes
         self.bounds: Int64Array | None = None
         if rows.bounds is not None:  # A window belongs to the block of its first row.
             starts = np.unique(-(-rows.bounds[:-1] // stride))

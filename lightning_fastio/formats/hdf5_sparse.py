@@ -48,6 +48,7 @@ class SparseRows:
             raise CorruptFileError(f"{where}: its indptr does not rise from 0 to at most {num_stored}")
         self._values = open_column(group["data"], "data")
         self._columns = open_column(group["indices"], "indices")
+        self.num_bytes = self._values.num_bytes + self._columns.num_bytes
         self._name = name
         self.spec = FieldSpec(
             self._values.fields["data"].dtype, (self.num_columns,), kind="sparse" if sparse else "tensor"

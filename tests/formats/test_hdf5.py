@@ -540,6 +540,22 @@ def test_labels_beside_mapped_images_leave_the_reader_without_blocks(make):
     reader.close()
 
 
+def test_long_rows_that_lie_alone_cost_the_same_in_any_order(tmp_path):
+    rng = np.random.default_rng(0)
+    pictures = [rng.bytes(int(length)) for length in rng.integers(20_000, 60_000, 200)]
+    with open_writer(tmp_path / "x.h5") as writer:
+        writer.write({"picture": pictures, "label": np.arange(200)})
+    reader = open_reader(tmp_path / "x.h5", cache_bytes=1 << 20)
+    assert reader.blocks is None
+    reader.will_need([3, 199])
+    assert reader.read([199, 3, 0])["picture"] == [pictures[199], pictures[3], pictures[0]]
+    assert {layout.name: layout.stored for layout in reader.layout()} == {
+        "picture": "rows of varying length of uint8 (200,), chunks (200,)",
+        "label": "int64 (200,), chunks (200,)",
+    }
+    reader.close()
+
+
 def test_what_the_writer_lays_out(tmp_path):
     with open_writer(tmp_path / "x.h5", block_bytes=4096, metadata={"classes": '["a"]'}) as writer:
         for start in range(0, 100, 7):
