@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from lightning_fastio.errors import FormatError, SchemaError
-from lightning_fastio.formats.parquet_columns import DTYPE_KEY, SHAPE_KEY
+from lightning_fastio.formats.parquet_columns import DTYPE_KEY, SHAPE_KEY, TENSOR_DTYPES
 from lightning_fastio.formats.parquet_values import offsets_of
 
 
@@ -39,7 +39,7 @@ class StoredField:
         if self.kind == "bytes":
             return pa.field(self.name, pa.binary(), nullable=False)
         if self.kind == "tensor":
-            width = torch_dtype(self.dtype).itemsize * prod(self.shape)
+            width = TENSOR_DTYPES[self.dtype].itemsize * prod(self.shape)
             metadata = {DTYPE_KEY: self.dtype.encode(), SHAPE_KEY: json.dumps(self.shape).encode()}
             return pa.field(self.name, pa.binary(width), nullable=False, metadata=metadata)
         type_ = pa.from_numpy_dtype(np.dtype(self.dtype))
@@ -96,16 +96,9 @@ def describe(name: str, values: Any) -> tuple[StoredField, Any]:
     return _stored(name, numbers.dtype.name, numbers)
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a name that NumPy and torch share."""
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
 def _stored(name: str, dtype: str, values: npt.NDArray[Any]) -> tuple[StoredField, npt.NDArray[Any]]:
-    if not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise FormatError(f"field {name!r} has dtype {dtype}, which torch lacks; convert it to a number")
+    if dtype not in TENSOR_DTYPES:
+        raise FormatError(f"field {name!r} has dtype {dtype}; expected one of {', '.join(TENSOR_DTYPES)}")
     if values.ndim == 0:
         raise SchemaError(f"field {name!r} is a single value; expected one entry for each row")
     shape = values.shape[1:]

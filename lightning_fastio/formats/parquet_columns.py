@@ -37,6 +37,16 @@ from lightning_fastio.schema import FieldSpec
 DTYPE_KEY, SHAPE_KEY = b"fastio.dtype", b"fastio.shape"
 """Field metadata of a tensor column: element type such as ``float32`` (little-endian) and shape such as ``[3, 4]``."""
 
+TENSOR_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    )
+}
+"""Element types of tensor columns; all but bfloat16 have the same name in NumPy."""
+
 Place = Callable[[int], str]
 """Position in a decoded column to words such as ``row 17 of train.parquet``."""
 
@@ -256,14 +266,14 @@ def _element(stored: StoredColumn, type_: pa.DataType) -> tuple[torch.dtype, tup
 def tensor_layout(name: str, metadata: Mapping[bytes, bytes]) -> tuple[torch.dtype, tuple[int, ...]]:
     """Element type and sample shape out of the field metadata of a tensor column."""
     try:
-        dtype = getattr(torch, metadata[DTYPE_KEY].decode())
+        dtype = TENSOR_DTYPES[metadata[DTYPE_KEY].decode()]
         shape = tuple(int(size) for size in json.loads(metadata[SHAPE_KEY]))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise FormatError(
-            f"field {name!r} has unreadable fastio.dtype or fastio.shape in its metadata: {error}"
+            f"field {name!r} has metadata without a valid fastio.dtype and fastio.shape: {error}"
         ) from error
-    if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
-        raise FormatError(f"field {name!r} has fastio.dtype {dtype} and fastio.shape {list(shape)}, which is no tensor")
+    if min(shape, default=1) < 1:
+        raise FormatError(f"field {name!r} has fastio.shape {list(shape)}; sizes must be positive")
     return dtype, shape
 
 

@@ -30,7 +30,7 @@ def measure_lengths(files: Files, column: Column, ragged: RaggedPolicy) -> tuple
     others have them too. Only where the footers disagree, because of nulls for example, the whole column is read.
 
     Raises:
-        FormatError: The length varies although ``ragged`` is ``error``.
+        FormatError: The length varies although ``ragged`` is ``error``, or there is not a single list.
     """
     found: list[int | None] = [_UNSEEN if length is None else length for length in column.lengths]
     keep_ragged = ragged in ("list", "pad") and column.lengths[0] is None
@@ -44,6 +44,8 @@ def measure_lengths(files: Files, column: Column, ragged: RaggedPolicy) -> tuple
             _observe(array, found, place, column, ragged)
             if found[0] is None:
                 break
+    if found[0] == _UNSEEN:
+        raise FormatError(f"field {column.name!r} is null everywhere, so that the length of its lists is unknown")
     return tuple(0 if length == _UNSEEN else length for length in found)
 
 
