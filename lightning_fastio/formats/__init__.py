@@ -6,7 +6,7 @@ whose keyword arguments are the options that it knows. It is imported when a fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
@@ -57,8 +57,7 @@ def open_reader(source: Sources, fields: Fields = None, **options: Any) -> Reade
                 raise unknown_field(name, source, "the mapping given as source")
         return Selection.of(SideBySide({name: _open_field(source[name], name, options) for name in names}), fields)
     found = format_of_source(source)
-    opener = _module(found).open_source
-    return cast(Reader, opener(source, fields, **_known(options, opener, found, "open_source")))
+    return cast(Reader, _module(found).open_source(source, fields, **_known(options, found, "open_source")))
 
 
 def open_writer(path: str | Path, **options: Any) -> Writer:
@@ -84,8 +83,7 @@ def open_writer(path: str | Path, **options: Any) -> Writer:
     if found is None:
         suffixes = ", ".join(each.suffixes[0] for each in FORMATS)
         raise ConfigError(f"{path}: no format is written with the suffix {path.suffix}; use {suffixes}, or no suffix")
-    opener = _module(found).open_target
-    return cast(Writer, opener(path, **_known(options, opener, found, "open_target")))
+    return cast(Writer, _module(found).open_target(path, **_known(options, found, "open_target")))
 
 
 def _open_field(source: Source, name: str, options: Mapping[str, Any]) -> Reader:
@@ -95,7 +93,7 @@ def _open_field(source: Source, name: str, options: Mapping[str, Any]) -> Reader
     found = format_of_source(source)
     module = _module(found)
     if hasattr(module, "open_field"):
-        return cast(Reader, module.open_field(source, name, **_known(options, module.open_field, found, "open_source")))
+        return cast(Reader, module.open_field(source, name, **_known(options, found, "open_source")))
     everything = open_reader(source, None, **options)
     names = list(everything.schema)
     everything.close()
@@ -111,23 +109,18 @@ def _module(found: Format) -> Any:
     return import_module(f"{__name__}.{found.name}")
 
 
-def _known(options: Mapping[str, Any], opener: Callable[..., Any], found: Format, function: str) -> dict[str, Any]:
+def _known(options: Mapping[str, Any], found: Format, function: str) -> dict[str, Any]:
     """The options that were given and that the format knows.
 
     Raises:
         ConfigError: It does not know one, and the value would change something.
     """
-    known = signature(opener).parameters
+    known = _keywords(found, function)
     given = {name: value for name, value in options.items() if value is not None}
-    for name in set(given) - set(known):
-        defaults = {
-            each: parameters[name].default
-            for each in FORMATS
-            if name in (parameters := signature(getattr(_module(each), function)).parameters)
-            and parameters[name].kind is Parameter.KEYWORD_ONLY
-        }
+    for name in sorted(set(given) - set(known)):
+        defaults = {each: theirs[name] for each in FORMATS if name in (theirs := _keywords(each, function))}
         if not defaults:
-            raise ConfigError(f"there is no option {name!r}; {found.title} knows {', '.join(_keywords(known))}")
+            raise ConfigError(f"there is no option {name!r}; {found.title} knows {', '.join(known)}")
         if given[name] not in defaults.values():
             titles = " and ".join(each.title for each in defaults)
             raise ConfigError(f"{name}={given[name]!r} is an option of {titles}, but this is {found.title}")
@@ -135,5 +128,7 @@ def _known(options: Mapping[str, Any], opener: Callable[..., Any], found: Format
     return given
 
 
-def _keywords(parameters: Mapping[str, Parameter]) -> list[str]:
-    return [name for name, parameter in parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY]
+def _keywords(found: Format, function: str) -> dict[str, Any]:
+    """The options of a format and their defaults."""
+    parameters = signature(getattr(_module(found), function)).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is Parameter.KEYWORD_ONLY}

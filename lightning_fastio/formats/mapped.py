@@ -224,12 +224,6 @@ class MappedArray:
             copy_items(self.items(), rows, as_items(values))
         return values
 
-    def run(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Items ``start`` to ``stop - 1`` along the first axis, as stored and not copied; for arrays in C order."""
-        begin = self._offset + start * self._item_bytes
-        view = self._source.view()[begin : begin + (stop - start) * self._item_bytes]
-        return view.view(self.dtype).reshape(stop - start, *self.shape[1:])
-
     def will_need(self, rows: Int64Array, lengths: Int64Array | int = 1) -> None:
         """Hint that rows, or runs of rows that begin there, will be read soon.
 

@@ -88,7 +88,7 @@ def open_field(source: Source, name: str, **options: Any) -> Reader:
     paths = resolve(source, "numpy")
     if not is_archive(paths[0]):
         return _open_shards(paths, name, FieldOptions(**options).checked()).reader
-    names = Contents.of_archive(paths[0], 0).names
+    names = Contents.of_archive(paths[0], next(iter(group_shards(paths)))).names
     stored = name if name in names or len(names) > 1 else names[0]
     return open_source(source, {name: stored}, **options)
 
@@ -215,8 +215,9 @@ def _open(source: Source, names: list[str] | None, options: FieldOptions) -> Rea
 
 def _open_archives(paths: Sequence[Path], names: list[str] | None, options: FieldOptions) -> Reader:
     readers: list[NumpyReader] = []
+    stem = next(iter(group_shards(paths)))
     for path in paths:
-        readers.append(_reader(Contents.of_archive(path, options.cache_bytes), names, options))
+        readers.append(_reader(Contents.of_archive(path, stem, options.cache_bytes), names, options))
         names = list(readers[0].schema)
     return _joined(readers, paths)
 

@@ -73,18 +73,20 @@ class Contents:
     """All arrays by name."""
     paths: list[Path]
     """Their files."""
+    stem: str = ""
+    """What a sparse matrix is called, whose parts have no name of their own."""
     kinds: dict[str, Kind] = field(default_factory=dict)
     """Kinds of the fields, in order, as far as noted."""
     metadata: dict[str, str] = field(default_factory=dict)
     """What the writer stored with the data."""
 
     @classmethod
-    def of_archive(cls, path: Path, cache_bytes: int) -> Self:
-        """Arrays of an .npz; a sparse matrix of SciPy is named after the file."""
+    def of_archive(cls, path: Path, stem: str, cache_bytes: int = 0) -> Self:
+        """Arrays of an .npz; a sparse matrix of SciPy is called ``stem``."""
         arrays = read_npz(path, cache_bytes)
         with zip_errors(path), zipfile.ZipFile(path) as archive:
             notes = archive.read(NOTES) if NOTES in archive.namelist() else b""
-        return cls(str(path), arrays, [path], *_parse_notes(notes))
+        return cls(str(path), arrays, [path], stem, *_parse_notes(notes))
 
     @classmethod
     def of_files(cls, paths: Mapping[str, Path]) -> Self:
@@ -96,7 +98,7 @@ class Contents:
             where, notes_path = str(first.parent), first.with_name(NOTES)
             if notes_path.is_file() and notes_path.stat().st_size <= _MOST_NOTES_BYTES:
                 notes = notes_path.read_bytes()
-        return cls(where, arrays, list(paths.values()), *_parse_notes(notes))
+        return cls(where, arrays, list(paths.values()), "", *_parse_notes(notes))
 
     @property
     def is_sparse(self) -> bool:
@@ -107,7 +109,7 @@ class Contents:
     def names(self) -> list[str]:
         """Fields, loadable or not, in the order of the notes, then of the files."""
         if self.is_sparse:
-            return [self.paths[0].stem]
+            return [self.stem]
         fields = [name for name in self.arrays if name.removesuffix(OFFSETS) not in self.arrays or name[-8:] != OFFSETS]
         noted = [name for name in self.kinds if name in fields]
         return noted + [name for name in fields if name not in noted]

@@ -159,7 +159,8 @@ class SparseColumn(Column):
             raise CorruptFileError(f"{self._where} has a column number outside 0 to {self._num_columns - 1}")
         if self.spec.kind == "sparse":
             row_starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
-            return torch.sparse_csr_tensor(row_starts, columns, values, (len(rows), self._num_columns))
+            size = (len(rows), self._num_columns)
+            return torch.sparse_csr_tensor(row_starts, columns, values, size, check_invariants=False)
         assert out is not None
         places = torch.from_numpy(np.repeat(np.arange(len(rows)) * self._num_columns, lengths)) + columns
         # Entries for the same place add up, as they do in SciPy.

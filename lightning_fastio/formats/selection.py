@@ -129,9 +129,11 @@ class Selection:
     def _assemble(self, name: str, stored: tuple[str, ...], batch: Batch, out: Batch) -> Any:
         if self._direct.get(stored[0]) == name:
             return batch[stored[0]]
-        if len(stored) == 1:
+        if self.schema[name].kind != "tensor":
             return copy.deepcopy(batch[stored[0]])
         target = cast(torch.Tensor, out[name])
+        if len(stored) == 1:
+            return target.copy_(cast(torch.Tensor, batch[stored[0]]))
         for position, each in enumerate(stored):
             target[..., position] = cast(torch.Tensor, batch[each])
         return target
