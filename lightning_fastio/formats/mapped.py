@@ -295,7 +295,7 @@ def copy_items(
 
 def sample(values: Int64Array) -> Int64Array:
     """A few of them, evenly spread."""
-    return values[:: -(-len(values) // _NUM_SAMPLES)]
+    return values[:: max(1, len(values) // _NUM_SAMPLES)][:_NUM_SAMPLES]
 
 
 def _stamp(status: os.stat_result) -> tuple[int, int]:

@@ -276,7 +276,8 @@ def _joined(readers: Sequence[Reader], paths: Sequence[Path]) -> Reader:
         raise SchemaError(f"{paths[0]}{more}: no row; there are fewer items than one row or one window takes")
     if len(with_rows) < len(readers):
         empty = [str(path) for reader, path in zip(readers, paths, strict=False) if not len(reader)]
-        logger.warning("left out %d files without a row: %s", len(empty), ", ".join(empty[:5]))
+        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
+        logger.warning("left out, since there is no row in it: %s%s", ", ".join(empty[:5]), more)
     if len(with_rows) == 1:
         return with_rows[0][0]
     return Concatenated([reader for reader, _ in with_rows], [path for _, path in with_rows])
