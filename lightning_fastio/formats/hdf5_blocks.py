@@ -17,7 +17,7 @@ import torch
 from lightning_fastio.errors import CorruptFileError, FormatError
 from lightning_fastio.formats.blocks import BlockCache, copy_rows, split_evenly
 from lightning_fastio.formats.hdf5_chunks import ChunkIndex, decode_chunk, decoders_for, read_exactly
-from lightning_fastio.formats.hdf5_library import H5File, dataset_at
+from lightning_fastio.formats.hdf5_library import H5File
 from lightning_fastio.formats.hdf5_types import Element
 from lightning_fastio.schema import Batch, FieldSpec
 
@@ -65,8 +65,8 @@ class LibraryRows:
 
     def __call__(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Stored values of rows ``start`` to ``stop - 1``."""
-        with self.file.use() as file:
-            values: npt.NDArray[Any] = dataset_at(file, self.path)[start:stop]
+        with self.file.use_dataset(self.path) as dataset:
+            values: npt.NDArray[Any] = dataset[start:stop]
         return values
 
 
@@ -75,7 +75,7 @@ class ChunkRows:
 
     def __init__(self, file: H5File, path: str, index: ChunkIndex, fill: npt.NDArray[Any]) -> None:
         self.file = file
-        self._library = LibraryRows(file, path)
+        self._path = path
         self._index = index
         self._fill = fill
         self._start_decoders()
@@ -138,8 +138,8 @@ class ChunkRows:
         is_partial = any(part.stop < whole for part, whole in zip(inside, index.chunk, strict=True))
         if is_partial and index.sizes[band, position] == index.chunk_bytes and self._decoders:
             # Such a chunk may be stored without its filters although its mask says otherwise.
-            with self.file.use() as file:
-                out[target] = dataset_at(file, self._library.path)[tuple(map(_shifted, inside, starts))]
+            with self.file.use_dataset(self._path) as dataset:
+                out[target] = dataset[tuple(map(_shifted, inside, starts))]
             return
         out[target] = self._chunk(descriptor, band, position)[inside]
 

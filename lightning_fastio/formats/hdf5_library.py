@@ -23,7 +23,7 @@ MAX_OPEN = 16
 """Files that are open at a time in one process."""
 
 _lock = threading.RLock()
-_opened: dict[int, OrderedDict[H5File, h5py.File]] = {}
+_opened: dict[int, OrderedDict[H5File, _Handle]] = {}
 """Open files by process: a handle is never used, nor closed, in a process that did not open it."""
 
 # A child of fork must not inherit the lock in the hands of a thread that it does not have.
@@ -74,33 +74,42 @@ class H5File:
         """The open file, with the HDF5 library to oneself; what the library raises becomes an error of this package."""
         with _lock:
             try:
-                yield self._open()
+                yield self._open().file
             except FastIOError:
                 raise
             except (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
                 raise CorruptFileError(f"{self.path}: HDF5 cannot read the file: {_first_line(error)}") from error
 
+    @contextmanager
+    def use_dataset(self, name: str) -> Iterator[Any]:
+        """A dataset of the file, as `use` gives the file. It stays open with the file."""
+        with self.use():
+            handle = self._open()
+            if name not in handle.datasets:
+                handle.datasets[name] = _open_dataset(handle.file, name)
+            yield handle.datasets[name]
+
     def close(self) -> None:
         """Close the handle of this process, if there is one."""
         with _lock:
-            file = _opened.get(os.getpid(), OrderedDict()).pop(self, None)
-            if file is not None:
-                file.close()
+            handle = _opened.get(os.getpid(), OrderedDict()).pop(self, None)
+            if handle is not None:
+                handle.file.close()
 
-    def _open(self) -> h5py.File:
-        files = _opened.setdefault(os.getpid(), OrderedDict())
-        file = files.get(self)
-        if file is None:
+    def _open(self) -> _Handle:
+        handles = _opened.setdefault(os.getpid(), OrderedDict())
+        handle = handles.get(self)
+        if handle is None:
             try:
                 self.check_unchanged(os.stat(self.path))
                 file = h5py.File(self.path, "r", **({} if self.locking is None else {"locking": self.locking}))
             except OSError as error:
                 raise self._why_not_open(error) from error
-            files[self] = file
-            while len(files) > MAX_OPEN:
-                files.popitem(last=False)[1].close()
-        files.move_to_end(self)
-        return file
+            handle = handles[self] = _Handle(file)
+            while len(handles) > MAX_OPEN:
+                handles.popitem(last=False)[1].file.close()
+        handles.move_to_end(self)
+        return handle
 
     def _why_not_open(self, error: OSError) -> FastIOError:
         message = _first_line(error)
@@ -129,18 +138,19 @@ class H5File:
         return CorruptFileError(f"{self.path}: HDF5 cannot open the file: {message}")
 
 
-def close_all() -> None:
-    """Close every handle of this process."""
-    with _lock:
-        for file in list(_opened.get(os.getpid(), ())):
-            file.close()
-
-
 def _first_line(error: BaseException) -> str:
     return str(error).strip("'\"").splitlines()[0] if str(error) else type(error).__name__
 
 
-def dataset_at(file: h5py.File, name: str) -> Any:
+class _Handle:
+    """An open file, and those of its datasets that were read."""
+
+    def __init__(self, file: h5py.File) -> None:
+        self.file = file
+        self.datasets: dict[str, Any] = {}
+
+
+def _open_dataset(file: h5py.File, name: str) -> Any:
     """The dataset with a name, external raw data looked for beside the file if it is not where HDF5 looks."""
     dataset = file[name]
     plist = dataset.id.get_create_plist()
