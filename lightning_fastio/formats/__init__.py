@@ -55,6 +55,8 @@ def open_reader(source: Sources, fields: Fields = None, **options: Any) -> Reade
         for name in names:
             if name not in source:
                 raise unknown_field(name, source, "the mapping given as source")
+        if not names:
+            raise ConfigError("the source is an empty mapping; name at least one field")
         return Selection.of(SideBySide({name: _open_field(source[name], name, options) for name in names}), fields)
     found = format_of_source(source)
     return cast(Reader, _module(found).open_source(source, fields, **_known(options, found, "open_source")))

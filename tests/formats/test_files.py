@@ -140,6 +140,8 @@ def test_missing_files(tmp_path, monkeypatch, source):
 def test_a_list_must_not_be_empty():
     with pytest.raises(ConfigError, match="empty list"):
         open_reader([])
+    with pytest.raises(ConfigError, match="empty mapping"):
+        open_reader({})
 
 
 def test_file_of_another_format_in_a_list_is_not_passed_over(folder):
