@@ -1,13 +1,13 @@
 """Rows out of memory-mapped bytes.
 
-`MappedFile` maps a file and announces which of its pages come next; `MappedArray` sees an array in those bytes and
-copies rows of it into batches. The file is mapped read-only, so that no bug can change it, and without keeping it
-open, so that thousands of files work under a small limit on open files.
+`MappedFile` maps a file, `MappedArray` sees an array in its bytes and copies rows of it into batches. The map is
+read-only, so that no bug can change the file, and keeps no file open, so that thousands of files work under a small
+limit on open files.
 
 A file that somebody cuts short while it is mapped has no bytes to give: the kernel would end the process with SIGBUS.
-Each read therefore looks first whether the file is still as it was, and raises `CorruptFileError` if not. What is
-left is a file that shrinks between that look and the copy, some microseconds later. Write to a new file and rename it:
-then readers that are open keep the old data.
+Each read therefore looks first whether the file is still as it was, and raises `CorruptFileError` if not. What is left
+is a file that shrinks between that look and the copy, some microseconds later, and a disk that fails. Write to a new
+file and rename it: then readers that are open keep the old data.
 """
 
 from __future__ import annotations
