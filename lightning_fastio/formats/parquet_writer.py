@@ -27,6 +27,8 @@ from lightning_fastio.formats.parquet_arrays import StoredField, describe
 METADATA_PREFIX = "fastio."
 """Put before the keys of ``metadata`` in the file's key-value metadata."""
 
+CODECS = ("zstd", "lz4", "snappy", "gzip", "brotli")
+
 BLOCK_BYTES = 16 << 20
 """Bytes of a row group: it decodes in about 5 ms, and half of the default cache shuffles rows out of 32 of them."""
 
@@ -48,15 +50,15 @@ class ParquetWriter:
         Args:
             path: File to write; an older one is replaced when this one is whole.
             metadata: Texts to store with the data.
-            compression: None, zstd, lz4, or another codec of pyarrow.
+            compression: None, zstd, lz4, snappy, gzip or brotli.
             rows_per_block: Rows of a row group; by default ``block_bytes`` decides.
             block_bytes: Bytes of a row group before compression.
 
         Raises:
             ConfigError: The codec is unknown, or a size is not positive.
         """
-        if compression is not None and not pa.Codec.is_available(compression):
-            raise ConfigError(f"compression={compression!r} is not available in pyarrow; use None, 'zstd' or 'lz4'")
+        if compression not in (None, *CODECS):
+            raise ConfigError(f"compression={compression!r} is no codec of Parquet; use None or one of {CODECS}")
         if block_bytes < 1 or (rows_per_block is not None and rows_per_block < 1):
             raise ConfigError(f"rows_per_block={rows_per_block} and block_bytes={block_bytes} must be positive")
         self.path = Path(path)
