@@ -76,15 +76,23 @@ def put_in(rows: RowBatch, path: str) -> RowBatch:
         else:
             placed[name] = value
     if arrays:
-        fd = os.open(path, os.O_RDWR)
-        try:
-            if os.fstat(fd).st_size < end:
-                os.ftruncate(fd, end)
-            with mmap.mmap(fd, end) as shared:
-                for place, value in arrays:
-                    target = np.ndarray(place.shape, place.dtype, buffer=shared, offset=place.offset)
-                    np.copyto(target, value)
-                    del target
-        finally:
-            os.close(fd)
+        shared = _mapped(path, end)
+        for place, value in arrays:
+            np.copyto(np.ndarray(place.shape, place.dtype, buffer=shared, offset=place.offset), value)
     return placed
+
+
+# Maps of this worker by path: making one anew for each task would fault in every page of it again.
+_maps: dict[str, mmap.mmap] = {}
+
+
+def _mapped(path: str, size: int) -> mmap.mmap:
+    if path not in _maps or len(_maps[path]) < size:
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            if os.fstat(descriptor).st_size < size:
+                os.ftruncate(descriptor, size)
+            _maps[path] = mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+    return _maps[path]
