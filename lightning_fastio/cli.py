@@ -26,6 +26,7 @@ TOOL_COMMANDS = {
     "inspect": ("lightning_fastio.inspection", "show what is in a file, and how each field is read"),
     "doctor": ("lightning_fastio.doctor", "find what keeps this machine from feeding its GPU, with the fix"),
     "tune": ("lightning_fastio.tuning", "find the loader settings that suit this machine, data and model"),
+    "report": ("lightning_fastio.report", "make a page of how long the steps of a run waited, or compare two runs"),
     "bench": ("lightning_fastio.bench", "measure your own data: the usual loader, this package, the machine's limit"),
 }
 

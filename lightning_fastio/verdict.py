@@ -70,20 +70,22 @@ def judge(waits: WaitStats, loader: LoaderFacts) -> Verdict | None:
     if share < SIGNIFICANT_FRACTION:
         return Verdict(
             "COMPUTE-BOUND",
-            f"steps waited {_percent(sum(shares.values()))} of the time for data",
+            "of the training time, data waits took {}, copies {}, starts of epochs {}".format(
+                *(format_percent(shares[name]) for name in ("INPUT-BOUND", "COPY-BOUND", "START-UP-BOUND"))
+            ),
             "Data is not the limit: a faster step is what helps (mixed precision, torch.compile, a larger batch).",
         )
     if bound == "START-UP-BOUND":
         num_epochs = int(first.sum())
         evidence = (
-            f"the first batches of {num_epochs} epochs took {_percent(share)} of the time, "
-            f"{_seconds(share * total_s / max(1, num_epochs))} each"
+            f"the first batches of {num_epochs} epochs took {format_percent(share)} of the time, "
+            f"{format_seconds(share * total_s / max(1, num_epochs))} each"
         )
         return Verdict(bound, evidence, _advise_start(loader, num_epochs))
     if bound == "COPY-BOUND":
         evidence = (
-            f"the device stood still {_percent(share)} of the time for copies, which take "
-            f"{_seconds(float(steady['copy_s'].mean()))} per batch"
+            f"the device stood still {format_percent(share)} of the time for copies, which take "
+            f"{format_seconds(float(steady['copy_s'].mean()))} per batch"
         )
         return Verdict(bound, evidence, _advise_copy(loader))
     return _judge_input(steady, share, loader)
@@ -100,8 +102,8 @@ def _judge_input(steady: np.ndarray, share: float, loader: LoaderFacts) -> Verdi
     kind = "threads" if loader.worker_type == "thread" else "workers"
     work = "transforming" if transform_s > read_s else "reading" if loader.measures_itself else "loading"
     evidence = (
-        f"steps waited {_percent(share)} of the time for data; {work} takes {_seconds(busy_s)} per batch with "
-        f"{workers} {kind}, the rest of the step {_seconds(compute_s)}"
+        f"steps waited {format_percent(share)} of the time for data; {work} takes {format_seconds(busy_s)} per batch "
+        f"with {workers} {kind}, the rest of the step {format_seconds(compute_s)}"
     )
     if loader.num_workers is not None and workers < needed <= loader.max_workers:
         return Verdict("INPUT-BOUND", evidence, f"num_workers={needed} would hide it.")
@@ -156,12 +158,12 @@ def summary_table(waits: WaitStats, verdict: Verdict | None) -> RenderableType:
         if len(chosen):
             wait_s = chosen["data_wait_s"]
             median_s, high_s = np.percentile(wait_s, [50, 95])
-            numbers = map(_seconds, (float(wait_s.mean()), float(median_s), float(high_s), float(wait_s.max())))
-            table.add_row(stage, f"{len(chosen):,}", *numbers, _percent(float(wait_s.sum()) / total_s))
+            numbers = map(format_seconds, (float(wait_s.mean()), float(median_s), float(high_s), float(wait_s.max())))
+            table.add_row(stage, f"{len(chosen):,}", *numbers, format_percent(float(wait_s.sum()) / total_s))
     for stage, evaluation in waits.evaluations.items():
         mean_s = evaluation.data_wait_s / evaluation.num_batches
         share = evaluation.data_wait_s / evaluation.total_s if evaluation.total_s else 0.0
-        row = (_seconds(mean_s), "", "", _seconds(evaluation.max_wait_s), _percent(share))
+        row = (format_seconds(mean_s), "", "", format_seconds(evaluation.max_wait_s), format_percent(share))
         table.add_row(stage, f"{evaluation.num_batches:,}", *row)
     if verdict is None:
         return table
@@ -169,11 +171,13 @@ def summary_table(waits: WaitStats, verdict: Verdict | None) -> RenderableType:
     return Group(table, text)
 
 
-def _seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
+    """Seconds in the unit that fits them."""
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
-def _percent(fraction: float) -> str:
+def format_percent(fraction: float) -> str:
+    """A share in percent."""
     return f"{fraction * 100:.1f} %"

@@ -105,7 +105,7 @@ def test_no_steps_no_verdict() -> None:
 def test_compute_bound() -> None:
     verdict = verdict_of(steps(50, data_wait_s=0.0005))
     assert verdict.bound == "COMPUTE-BOUND"
-    assert "4.9 %" in verdict.evidence
+    assert verdict.evidence == "of the training time, data waits took 4.9 %, copies 0.0 %, starts of epochs 0.0 %"
 
 
 def test_input_bound_names_the_workers_that_would_hide_it() -> None:

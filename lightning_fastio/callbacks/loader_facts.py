@@ -22,7 +22,6 @@ def facts_of(loaders: Sequence[Any], *, max_workers: int) -> LoaderFacts:
             name,
             num_workers=loader.num_workers,
             worker_type=loader.worker_type,
-            persistent_workers=loader.persistent_workers,
             measures_itself=True,
             max_workers=max_workers,
             is_pinned=loader.pin_memory,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -49,6 +50,7 @@ class PrefetchCallback(Callback):
         *,
         max_bytes: int | None = None,
         keep_randomness: bool = True,
+        save: bool = False,
         summary: bool = True,
     ) -> None:
         """Set up; nothing is started before a run.
@@ -59,6 +61,8 @@ class PrefetchCallback(Callback):
             max_bytes: Get no further batch ready while so many bytes are; no bound by default.
             keep_randomness: Fetch batches that may draw from the global random generators on the training thread, so
                 that a run draws the same numbers as without this callback. False fetches all of them ahead.
+            save: Write the record of every step into the logger's folder, as ``fastio_waits.parquet``, for
+                ``fastio report``.
             summary: Print a table of waits and the verdict when ``fit`` ends.
 
         Raises:
@@ -68,6 +72,7 @@ class PrefetchCallback(Callback):
         self.depth = depth
         self.max_bytes = max_bytes
         self.keep_randomness = keep_randomness
+        self.save = save
         self.summary = summary
         self.wait_stats = WaitStats()
         """Waits of the last ``fit``, and of the evaluations since."""
@@ -78,6 +83,7 @@ class PrefetchCallback(Callback):
         self._facts: LoaderFacts | None = None
         self._adjuster: WorkerAdjuster | None = None
         self._told: set[str] = set()
+        self._record_path: Path | None = None
 
     @property
     def waits(self) -> npt.NDArray[Any]:
@@ -87,6 +93,23 @@ class PrefetchCallback(Callback):
     def verdict(self) -> Verdict | None:
         """What training was bound by so far, with evidence and advice; None before the first step."""
         return None if self._facts is None else judge(self.wait_stats, self._facts)
+
+    def plot(self, folder: str | Path = "fastio-report") -> Path:
+        """Write a page about the waits of the last ``fit``, as ``fastio report`` does.
+
+        Args:
+            folder: Where ``report.html`` and its PNGs go.
+
+        Returns:
+            The page.
+
+        Raises:
+            MissingDependencyError: matplotlib is not installed.
+        """
+        from lightning_fastio.report import Record, write_report
+
+        stats = self.wait_stats
+        return write_report([Record("this run", stats.steps, stats.evaluations, self.verdict())], folder)
 
     # Start and end of a run
 
@@ -113,6 +136,7 @@ class PrefetchCallback(Callback):
         self._stop_all(_STOP_AFTER_ERROR_S)
 
     def _stop_all(self, timeout_s: float) -> None:
+        self._save()
         for fetcher in (self._training, self._evaluating):
             if fetcher is not None:
                 fetcher.stop(timeout_s)
@@ -120,6 +144,13 @@ class PrefetchCallback(Callback):
         if self._transfer is not None:
             self._transfer.remove()
             self._transfer = None
+
+    def _save(self) -> None:
+        if self._record_path is not None:
+            from lightning_fastio.report import save_record
+
+            save_record(self._record_path, self.wait_stats, self.verdict())
+            self._record_path = None
 
     def _warn_once(self, message: str) -> None:
         if message not in self._told:
@@ -141,6 +172,11 @@ class PrefetchCallback(Callback):
     # Training
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.save:
+            # All ranks ask for the folder, here where all of them are.
+            folder = Path(trainer.log_dir or trainer.default_root_dir)
+            rank = trainer.global_rank
+            self._record_path = folder / ("fastio_waits.parquet" if rank == 0 else f"fastio_waits-rank{rank}.parquet")
         self._start_training(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
