@@ -28,12 +28,14 @@ from lightning_fastio.formats.files import Source as Paths
 from lightning_fastio.formats.files import fingerprint_of, resolve
 from lightning_fastio.formats.hdf5_blocks import BlockDataset, Values, make_cache
 from lightning_fastio.formats.hdf5_library import H5File
+from lightning_fastio.formats.hdf5_mapped import ContiguousDataset
 from lightning_fastio.formats.hdf5_paths import Path, PathOptions, choose_path
 from lightning_fastio.formats.hdf5_sparse import SparseRows
 from lightning_fastio.formats.hdf5_tree import find, walk
 from lightning_fastio.formats.hdf5_types import Element, RaggedPolicy, elements_of
 from lightning_fastio.formats.hdf5_writer import BLOCK_BYTES, FILE_ATTRIBUTE, HDF5Writer
 from lightning_fastio.formats.joined import Concatenated
+from lightning_fastio.formats.mapped import MappedArray
 from lightning_fastio.formats.selection import Selection, stored_names, wanted_fields
 from lightning_fastio.schema import Batch, FieldSpec, Schema
 
@@ -211,6 +213,17 @@ class HDF5Reader:
                 if spec.kind == "ragged":
                     found[name] = _pad(found[name], spec)  # type: ignore[arg-type]
         return {name: found[name] for name in self.schema}
+
+    def read_into(self, rows: Int64Array, batch: Batch, positions: Int64Array) -> None:
+        """Put checked rows at their places in larger buffers, for the fields that the batch has."""
+        for path in self._paths:
+            if path.source.fields.keys() <= batch.keys():
+                path.source.read(rows, batch, positions)
+
+    def mapped_arrays(self) -> dict[str, MappedArray]:
+        """The fields that lie in one piece of the file."""
+        sources = (path.source for path in self._paths)
+        return {name: each.array for each in sources if isinstance(each, ContiguousDataset) for name in each.fields}
 
     def layout(self) -> list[FieldLayout]:
         """How each field is stored and read."""

@@ -7,7 +7,7 @@ arrays of the delivered types, once for all fields that the dataset gives.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -204,21 +204,20 @@ class BlockDataset:
         except FileNotFoundError as error:
             raise CorruptFileError(f"{where}: the file is gone since its reader was opened") from error
 
-    def read(self, rows: Int64Array, out: Batch) -> Batch:
-        """Rows into the buffers in ``out``, and as lists for the fields that have none."""
-        lists: dict[str, list[Any]] = {name: [None] * len(rows) for name in self.fields if name not in out}
-        arrays = {name: out[name].numpy() for name in self.fields if name in out}  # type: ignore[union-attr]
+    def read(self, rows: Int64Array, out: Batch, positions: Int64Array | None = None) -> Batch:
+        """Rows into the buffers in ``out``, and as new lists for fields without; see `Source.read`."""
+        batch: dict[str, Any] = {name: out.get(name, [None] * len(rows)) for name in self.fields}
+        arrays = {name: target.numpy() for name, target in batch.items() if isinstance(target, torch.Tensor)}
         parts = {(self, part.block): part for part in split_evenly(rows, self._block_rows)}
         for key, values in self._cache.read([(key, len(part.rows)) for key, part in parts.items()]):
             part = parts[key]
-            for name, array in arrays.items():
-                copy_rows(values[name], part.rows, array, part.positions)  # type: ignore[arg-type]
-            for name, items in lists.items():
-                block = values[name]
-                for row, position in zip(part.rows.tolist(), part.positions.tolist(), strict=True):
-                    value = block[row]
-                    items[position] = torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
-        return {name: out[name] if name in out else lists[name] for name in self.fields}
+            places = part.positions if positions is None else positions[part.positions]
+            for name, target in batch.items():
+                if name in arrays:
+                    copy_rows(values[name], part.rows, arrays[name], places)  # type: ignore[arg-type]
+                else:
+                    _copy_values(values[name], part.rows, target, places)
+        return batch
 
     def announce(self, rows: Int64Array) -> None:
         """Decode the blocks of rows ahead."""
@@ -230,6 +229,13 @@ class BlockDataset:
 
     def _rows_of(self, block: int) -> range:
         return range(block * self._block_rows, min((block + 1) * self._block_rows, self.num_rows))
+
+
+def _copy_values(source: Sequence[Any], rows: Int64Array, out: list[Any], positions: Int64Array) -> None:
+    """``out[position] = source[row]``, arrays as tensors that nothing else refers to."""
+    for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
+        value = source[row]
+        out[position] = torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
 
 
 def make_cache(max_bytes: int) -> BlockCache[tuple[BlockDataset, int], Values]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lightning_fastio.errors import FormatError
 from lightning_fastio.formats.hdf5_chunks import ChunkIndex
-from lightning_fastio.formats.hdf5_types import Element, deliver_into, is_as_delivered
+from lightning_fastio.formats.hdf5_types import Element, is_as_delivered
 from lightning_fastio.formats.mapped import MappedArray, MappedFile, as_items, copy_items, sample
 from lightning_fastio.formats.pages import address_of, announce
 from lightning_fastio.schema import Batch, FieldSpec
@@ -60,9 +60,14 @@ class ContiguousDataset:
         self.num_rows = self._array.num_rows
         self.num_bytes = num_rows * element.spec.nbytes
 
-    def read(self, rows: Int64Array, out: Batch) -> Batch:
-        """Rows into the buffer in ``out``."""
-        self._array.read(rows, out[self._name].numpy())  # type: ignore[union-attr]
+    @property
+    def array(self) -> MappedArray:
+        """The rows as they lie in the file."""
+        return self._array
+
+    def read(self, rows: Int64Array, out: Batch, positions: Int64Array | None = None) -> Batch:
+        """Rows into the buffer in ``out``; see `Source.read`."""
+        self._array.read(rows, out[self._name].numpy(), positions)  # type: ignore[union-attr]
         return {self._name: out[self._name]}
 
     def announce(self, rows: Int64Array) -> None:
@@ -101,24 +106,20 @@ class MappedChunks:
         self._row_bytes = element.stored.itemsize * prod(element.spec.shape)
         self._is_as_stored = is_as_delivered(element.stored, element.spec)
 
-    def read(self, rows: Int64Array, out: Batch) -> Batch:
-        """Rows into the buffer in ``out``."""
+    def read(self, rows: Int64Array, out: Batch, positions: Int64Array | None = None) -> Batch:
+        """Rows into the buffer in ``out``; see `Source.read`."""
         target: npt.NDArray[Any] = out[self._name].numpy()  # type: ignore[union-attr]
-        if target.size == 0:
+        if target.size == 0 or len(rows) == 0:
             return {self._name: out[self._name]}
-        raw = target if self._is_as_stored else np.empty(target.shape, self._element.stored)
-        offsets = self._offsets_of(rows)
-        if self._has_gaps:
-            is_stored = offsets >= 0
-            raw[~is_stored] = self._fill
-            self._copy(offsets[is_stored], raw, np.flatnonzero(is_stored))
-        else:
-            self._copy(offsets, raw)
-        if not self._is_as_stored:
-            try:
-                deliver_into(raw, target, rows)
-            except FormatError as error:
-                raise FormatError(f"{self._mapped.path}: field {self._name!r}, {error}") from error
+        if self._is_as_stored:
+            self._gather(rows, target, positions)
+            return {self._name: out[self._name]}
+        raw = np.empty((len(rows), *self._element.spec.shape), self._element.stored)
+        self._gather(rows, raw)
+        try:
+            target[slice(None) if positions is None else positions] = self._element.deliver(raw, rows)
+        except FormatError as error:
+            raise FormatError(f"{self._mapped.path}: field {self._name!r}, {error}") from error
         return {self._name: out[self._name]}
 
     def announce(self, rows: Int64Array) -> None:
@@ -131,6 +132,17 @@ class MappedChunks:
     def close(self) -> None:
         """Give the map back."""
         self._mapped.close()
+
+    def _gather(self, rows: Int64Array, out: npt.NDArray[Any], positions: Int64Array | None = None) -> None:
+        """Stored rows into an array, the fill value where nothing was written."""
+        offsets = self._offsets_of(rows)
+        if not self._has_gaps:
+            self._copy(offsets, out, positions)
+            return
+        places = np.arange(len(rows)) if positions is None else positions
+        is_stored = offsets >= 0
+        out[places[~is_stored]] = self._fill
+        self._copy(offsets[is_stored], out, places[is_stored])
 
     def _copy(self, offsets: Int64Array, out: npt.NDArray[Any], positions: Int64Array | None = None) -> None:
         view = self._mapped.view()

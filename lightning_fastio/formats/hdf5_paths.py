@@ -70,8 +70,14 @@ class Source(Protocol):
         """Row boundaries of the blocks that decode whole; None when every row costs the same."""
         ...
 
-    def read(self, rows: Int64Array, out: Batch) -> Batch:
-        """Checked rows of all fields; tensors go to the buffers in ``out``."""
+    def read(self, rows: Int64Array, out: Batch, positions: Int64Array | None = None) -> Batch:
+        """Checked rows of all fields.
+
+        Args:
+            rows: Row numbers.
+            out: A buffer for each field that is a tensor; lists for the others too if ``positions`` are given.
+            positions: Ascending places of the rows in larger buffers; one after another by default.
+        """
         ...
 
     def announce(self, rows: Int64Array) -> None:
@@ -346,10 +352,13 @@ class WindowedDataset:
             starts = np.unique(-(-rows.bounds[:-1] // stride))
             self.bounds = np.append(starts[starts < self.num_rows], self.num_rows)
 
-    def read(self, rows: Int64Array, out: Batch) -> Batch:
-        """Windows into the buffers in ``out``."""
+    def read(self, rows: Int64Array, out: Batch, positions: Int64Array | None = None) -> Batch:
+        """Windows into the buffers in ``out``; see `Source.read`."""
         flat: Batch = {name: out[name].flatten(0, 1) for name in self.fields}  # type: ignore[union-attr]
-        self._rows.read(self._single(rows), flat)
+        places = (
+            None if positions is None else (positions[:, None] * self._window + np.arange(self._window)).reshape(-1)
+        )
+        self._rows.read(self._single(rows), flat, places)
         return {name: out[name] for name in self.fields}
 
     def announce(self, rows: Int64Array) -> None:

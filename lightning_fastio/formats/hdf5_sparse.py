@@ -63,8 +63,8 @@ class SparseRows:
         cuts = np.searchsorted(self._starts[:-1], self._values.bounds[:-1])
         return np.unique(np.concatenate([[0], cuts[cuts < self.num_rows], [self.num_rows]]))
 
-    def read(self, rows: Int64Array, out: Batch) -> Batch:
-        """Rows, dense into the buffer in ``out`` or as a new sparse tensor."""
+    def read(self, rows: Int64Array, out: Batch, positions: Int64Array | None = None) -> Batch:
+        """Rows, dense into the buffer in ``out`` or as a new sparse tensor; see `Source.read`."""
         lengths = self._starts[rows + 1] - self._starts[rows]
         values, columns = self._entries(rows, lengths)
         if self.spec.kind == "sparse":
@@ -72,8 +72,9 @@ class SparseRows:
             size = (len(rows), self.num_columns)
             return {self._name: csr_tensor(row_starts, columns, values, size)}
         dense: torch.Tensor = out[self._name]  # type: ignore[assignment]
-        dense.zero_()
-        places = torch.from_numpy(np.repeat(np.arange(len(rows)) * self.num_columns, lengths)) + columns
+        targets = np.arange(len(rows)) if positions is None else positions
+        dense[torch.from_numpy(targets)] = 0
+        places = torch.from_numpy(np.repeat(targets * self.num_columns, lengths)) + columns
         # Entries for the same place add up, as they do in SciPy.
         dense.view(-1).index_add_(0, places, values)
         return {self._name: dense}

@@ -12,6 +12,7 @@ import torch
 from lightning_fastio.errors import SchemaError
 from lightning_fastio.formats.base import FieldLayout, Reader, Rows, check_rows
 from lightning_fastio.formats.blocks import split_by_block
+from lightning_fastio.formats.csr import csr_tensor
 from lightning_fastio.formats.files import fingerprint_of
 from lightning_fastio.formats.mapped import MappedArray
 from lightning_fastio.formats.pages import Int64Array
@@ -269,7 +270,7 @@ def _join_mapped(readers: Sequence[Scatters], schema: Schema) -> dict[str, Joine
     """The fields whose rows are copied as they are out of the maps of all readers."""
     arrays = [reader.mapped_arrays() for reader in readers]
     joined = {}
-    for name in arrays[0]:
+    for name in set(arrays[0]).intersection(*arrays[1:]):
         dtype = torch.empty(0, dtype=schema[name].dtype).numpy().dtype
         if JoinedArrays.can_join([each[name] for each in arrays], dtype):
             joined[name] = JoinedArrays([each[name] for each in arrays])
@@ -303,7 +304,7 @@ def _join_csr(pieces: Sequence[torch.Tensor], positions: Int64Array) -> torch.Te
     columns = torch.cat([piece.col_indices() for piece in pieces])[index]
     values = torch.cat([piece.values() for piece in pieces])[index]
     size = (len(lengths), *pieces[0].shape[1:])
-    return torch.sparse_csr_tensor(torch.from_numpy(crow), columns, values, size, check_invariants=False)
+    return csr_tensor(torch.from_numpy(crow), columns, values, size)
 
 
 def _join_padded(pieces: Sequence[torch.Tensor], positions: Int64Array) -> torch.Tensor:

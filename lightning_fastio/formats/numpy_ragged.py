@@ -10,6 +10,7 @@ import torch
 
 from lightning_fastio.errors import CorruptFileError, FormatError
 from lightning_fastio.formats.base import FieldLayout
+from lightning_fastio.formats.csr import csr_tensor
 from lightning_fastio.formats.numpy_columns import Column, Values, delivered_dtype
 from lightning_fastio.formats.numpy_files import StoredArray, describe
 from lightning_fastio.formats.pages import Int64Array
@@ -160,7 +161,7 @@ class SparseColumn(Column):
         if self.spec.kind == "sparse":
             row_starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
             size = (len(rows), self._num_columns)
-            return torch.sparse_csr_tensor(row_starts, columns, values, size, check_invariants=False)
+            return csr_tensor(row_starts, columns, values, size)
         assert out is not None
         places = torch.from_numpy(np.repeat(np.arange(len(rows)) * self._num_columns, lengths)) + columns
         # Entries for the same place add up, as they do in SciPy.

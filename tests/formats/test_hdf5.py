@@ -521,6 +521,58 @@ def test_shards_share_one_cache_and_skip_those_without_rows(tmp_path):
     reader.close()
 
 
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        [{}, {}],
+        [{"chunks": (4, 2)}, {"chunks": (5, 2)}],
+        [{}, {"chunks": (4, 2)}],
+        [{"chunks": (4, 1)}, {"chunks": (3, 2), "compression": "gzip"}],
+    ],
+    ids=["contiguous", "chunked", "mixed", "decoded"],
+)
+def test_shards_of_any_layout(make, layouts, window):
+    shards = [np.arange(24.0).reshape(12, 2), np.arange(20.0).reshape(10, 2) + 100]
+    paths = [
+        make(lambda file: file.create_dataset("x", data=data, **layout), f"{number}.h5")  # noqa: B023
+        for number, (data, layout) in enumerate(zip(shards, layouts, strict=True))
+    ]
+    reader = open_reader(paths, window=window, stride=window and 2)
+    if window:
+        shards = [np.stack([data[at : at + 3] for at in range(0, len(data) - 2, 2)]) for data in shards]
+    right = np.concatenate(shards)
+    rows = np.random.default_rng(0).integers(-len(right), len(right), 40)
+    reader.will_need(rows)
+    np.testing.assert_array_equal(reader.read(rows)["x"], right[rows])
+    reader.close()
+
+
+def test_shards_of_records_text_and_sparse_rows(make, matrix):
+    def fill(offset):
+        def fill(file):
+            table = np.zeros(30, [("a", "<i4"), ("b", ">f8")])
+            table["a"], table["b"] = np.arange(30) + offset, np.arange(30) / 4
+            file["table"] = table
+            file["text"] = [f"row {index + offset}" for index in range(30)]
+            group = file.create_group("X")
+            group.attrs["encoding-type"], group.attrs["shape"] = "csr_matrix", matrix.shape
+            for name in ("data", "indices", "indptr"):
+                group[name] = getattr(matrix, name)
+
+        return fill
+
+    paths = [make(fill(offset), f"{offset}.h5") for offset in (0, 30)]
+    rows = [59, 0, 30, 29, 29]
+    for sparse in (False, True):
+        batch = open_reader(paths, ["table.a", "table.b", "text", "X"], sparse=sparse).read(rows)
+        assert batch["table.a"].tolist() == rows
+        assert batch["table.b"].tolist() == [7.25, 0.0, 0.0, 7.25, 7.25]
+        assert batch["text"] == [f"row {row}" for row in rows]
+        dense = batch["X"].to_dense() if sparse else batch["X"]
+        np.testing.assert_array_equal(dense, matrix.toarray()[np.array(rows) % 30])
+
+
 def test_windows_need_rows_of_one_shape(make):
     path = make(lambda file: file.create_dataset("t", data=["a", "b"]))
     with pytest.raises(FormatError, match="window= takes rows of numbers of one shape, but 't' is string"):

@@ -309,10 +309,7 @@ def test_text_has_no_windows(tmp_path, caplog):
 
 # Sparse matrices
 
-_beta = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
 
-
-@_beta
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "int64", "float64"])
 def test_sparse_matrices(tmp_path, compressed, dtype):
@@ -331,7 +328,6 @@ def test_sparse_matrices(tmp_path, compressed, dtype):
         assert each.read([])["counts"].shape == (0, 12)
 
 
-@_beta
 def test_sparse_matrices_of_several_files(tmp_path):
     parts = [scipy.sparse.random(size, 6, 0.4, "csr", random_state=size) for size in (5, 7)]
     for index, part in enumerate(parts):
