@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any, Literal, TypeAlias
+from weakref import WeakSet
 
 import numpy.typing as npt
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 
 from lightning_fastio._lightning import PlannedIndices, begin_epoch
 from lightning_fastio.errors import ConfigError, ResumeError
@@ -103,8 +104,8 @@ class FastIODataModule(LightningDataModule):
             pad_last: Fill the last training batches with rows from the start of the epoch instead.
             rows: Training rows to use: row numbers, one bool for each row, or a .npy file with either.
             max_rows: Use this many rows of each source at most, for a quick trial.
-            weights: Draw training rows with replacement: a field of weights, an array with one number for each
-                training row, or 'balanced:FIELD' for equally likely labels ('balanced' finds a field named label,
+            weights: Draw training rows with replacement: a field of weights, an array with one number for each row of
+                the training data, or 'balanced:FIELD' for equally likely labels ('balanced' finds a field named label,
                 y or target).
             num_workers: Threads or processes that read ahead; 0 reads in the training thread.
             worker_type: thread, or process for transforms in slow Python.
@@ -162,7 +163,9 @@ class FastIODataModule(LightningDataModule):
             "allow_changed_data": allow_changed_data,
         }
         self._pin_memory: bool | Literal["auto"] = pin_memory
-        self._loaders: dict[Stage, BatchLoader] = {}
+        # Loaders that are in use somewhere; one that nobody refers to any more has stopped by itself.
+        self._loaders: WeakSet[BatchLoader] = WeakSet()
+        self._classes: list[str] | None = None
         self._hide_empty_stages()
 
     # What a subclass may override
@@ -201,7 +204,7 @@ class FastIODataModule(LightningDataModule):
     def train_dataloader(self) -> BatchLoader:
         """Batches to train on."""
         settings = {"shuffle": "none"} if getattr(self.trainer, "overfit_batches", 0) else {}
-        loader = self._keep("train", self.new_train_loader(**settings))
+        loader = self._keep(self.new_train_loader(**settings))
         if self.trainer is not None:
             loader.on_epoch = partial(begin_epoch, self.trainer)
         return loader
@@ -222,7 +225,7 @@ class FastIODataModule(LightningDataModule):
 
     def teardown(self, stage: str | None = None) -> None:
         """Stop workers and close files; a later stage opens them again."""
-        for loader in self._loaders.values():
+        for loader in list(self._loaders):
             loader.close()
         self._loaders.clear()
         self.stages.close()
@@ -238,7 +241,10 @@ class FastIODataModule(LightningDataModule):
             ResumeError: It is another one; the message has both fingerprints.
         """
         saved, now = state_dict["split"], self.stages.split_fingerprint
-        if saved != now and not self.allow_changed_data:
+        stages = _STAGES_OF["fit" if self.trainer is None else _function_of(self.trainer)]
+        # Data of its own can be tested on with any checkpoint.
+        matters = "train" in stages or self.stages.draws_from_split(stages)
+        if saved != now and matters and not self.allow_changed_data:
             raise ResumeError(
                 f"the checkpoint was written with the split [{saved}], but now it is [{now}], so that rows trained on "
                 "could be tested on: use the same split and data, or pass allow_changed_data=True"
@@ -287,8 +293,9 @@ class FastIODataModule(LightningDataModule):
     @property
     def classes(self) -> list[str] | None:
         """Names of the classes, where the data was written with them: label ``i`` means ``classes[i]``."""
-        metadata = self.stages.any_reader().metadata
-        return json.loads(metadata["classes"]) if "classes" in metadata else None
+        if self._classes is None:
+            self._classes = json.loads(self.stages.any_reader().metadata.get("classes", "null"))
+        return self._classes
 
     def _hide_empty_stages(self) -> None:
         """Let Lightning see no loader for a stage without data, as in a module that does not define it."""
@@ -300,13 +307,10 @@ class FastIODataModule(LightningDataModule):
 
     def _eval_loader(self, stage: Stage) -> BatchLoader:
         batch_size = self.eval_batch_size or self.batch_size
-        return self._keep(stage, self._new_loader(stage, batch_size=batch_size, shuffle="none"))
+        return self._keep(self._new_loader(stage, batch_size=batch_size, shuffle="none"))
 
-    def _keep(self, stage: Stage, loader: BatchLoader) -> BatchLoader:
-        """Close the loader that a stage had before, and remember the new one."""
-        if stage in self._loaders:
-            self._loaders[stage].close()
-        self._loaders[stage] = loader
+    def _keep(self, loader: BatchLoader) -> BatchLoader:
+        self._loaders.add(loader)
         return loader
 
     def _new_loader(self, stage: Stage, **settings: Any) -> BatchLoader:
@@ -455,17 +459,17 @@ class _StageTransform:
         return self._module.transform_batch(batch, self._stage, **generators)
 
     def __getstate__(self) -> dict[str, Any]:
-        # The Trainer, opened data and loaders stay here; `transform_batch` has no use for them.
-        stays = {
-            "trainer",
-            "stages",
-            "_loaders",
-            *(name for name in vars(self._module) if name.endswith("_dataloader")),
-        }
+        # The Trainer, opened data and loaders stay here; `transform_batch` has no use for them. Classes travel.
+        stays = {"stages", "_loaders"} | {f"{stage}_dataloader" for stage in _STAGES_OF[None]}
         module = object.__new__(type(self._module))
         module.__dict__.update({name: value for name, value in vars(self._module).items() if name not in stays})
-        module.trainer = None
+        module.__dict__.update(trainer=None, _classes=self._module.classes)
         return {**self.__dict__, "_module": module}
+
+
+def _function_of(trainer: Trainer) -> str:
+    """``fit``, ``validate``, ``test`` or ``predict``."""
+    return "fit" if trainer.state.fn is None else trainer.state.fn.value
 
 
 def _is_primitive(value: Any) -> bool:

@@ -93,7 +93,7 @@ class BatchFetcher:
         stop = 0
         for task in tasks:
             start, stop = stop, stop + len(task.rows)
-            batch: Any = whole if len(tasks) == 1 else {name: values[start:stop] for name, values in whole.items()}
+            batch: Any = whole if len(tasks) == 1 else _part(whole, start, stop)
             transform_s = 0.0
             if self.has_transform:
                 started = perf_counter()
@@ -114,6 +114,8 @@ class BatchFetcher:
         if self.sample_transform is not None:
             call = _seeded(self.sample_transform, task.seed)
             samples = [call({name: values[i] for name, values in batch.items()}) for i in range(len(task.rows))]
+            if None in samples:
+                raise ConfigError(f"sample_transform {_name(self.sample_transform)} returned None, not the sample")
             batch = stack_samples(samples, task.rows)
         result: Any = batch
         for number, transform in enumerate(self.transforms, start=1):
@@ -123,12 +125,21 @@ class BatchFetcher:
         return result
 
 
+def _part(whole: Batch, start: int, stop: int) -> Batch:
+    """Some rows of a batch. `data` gives each part a version of its own, so that autograd takes a change in place of
+    one for what it is, not for a change of the others.
+    """
+    return {name: values[start:stop].data for name, values in whole.items() if isinstance(values, torch.Tensor)}
+
+
 def as_tensors(value: Any) -> Any:
     """NumPy arrays in a batch as tensors; views with negative strides are copied, since torch has none."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
-    if isinstance(value, Mapping) and type(value) is dict:
+    if type(value) is dict:
         return {key: as_tensors(item) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(as_tensors(item) for item in value)
     return value
 
 

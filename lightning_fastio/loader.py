@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import SequentialSampler
 from typing_extensions import Self
 
 from lightning_fastio.allowance import cpu_allowance
-from lightning_fastio.epoch import Epoch, Leg, Setting
-from lightning_fastio.errors import ConfigError, ResumeError
+from lightning_fastio.epoch import Epoch
+from lightning_fastio.errors import ConfigError
 from lightning_fastio.fetch import BatchFetcher, Transform
 from lightning_fastio.formats.base import Reader
 from lightning_fastio.plan import Plan, Shuffle
+from lightning_fastio.pool import WorkerPool
 from lightning_fastio.rows import AllRows, ChosenRows, RowSet
+from lightning_fastio.standing import Standing
 from lightning_fastio.tasks import Tasks
-from lightning_fastio.workers import (
-    InlineWorkers,
-    ProcessWorkers,
-    TaskSampler,
-    ThreadWorkers,
-    Workers,
-    make_process_loader,
-)
+from lightning_fastio.workers import Workers
 
 _GROUP_BYTES = 8 << 20
-"""Batches that are smaller than this are read several at a time."""
+"""Threads read this much at a time, where batches are smaller."""
+
+_GROUP_BATCHES = 64
+"""Batches that are read at a time at most."""
 
 
 @dataclass
@@ -93,13 +90,15 @@ class BatchLoader:
             drop_last: Leave out the batches at the end of an epoch that would not be full on every rank. Otherwise
                 the last rows are spread over the ranks, each row once.
             pad_last: Instead of smaller batches at the end, fill them with rows from the start of the epoch.
-            rows: Rows to use: row numbers, one bool for each row, or a `RowSet`; all by default.
+            rows: Rows to use, each once and in the order of the file: row numbers, one bool for each row, or a
+                `RowSet`; all by default.
             weights: One non-negative number for each used row: rows are drawn with replacement, each with a
                 probability in proportion to its weight. As many rows as without weights make an epoch.
             num_workers: Threads or processes that read ahead; 0 reads in the calling thread. ``auto`` takes what the
                 CPU allowance gives, at most 4, and lets `PrefetchCallback` adjust threads to what steps wait.
             worker_type: ``thread``, or ``process`` for transforms that hold the GIL.
-            prefetch_factor: Batches that each worker reads ahead.
+            prefetch_factor: Batches that each worker reads ahead; for small batches, groups of up to 64 that are read
+                at a time.
             multiprocessing_context: How worker processes start.
             persistent_workers: Keep worker processes from one epoch to the next.
             pin_memory: Read into pinned memory; ``auto`` does when CUDA can be used.
@@ -115,56 +114,56 @@ class BatchLoader:
         Raises:
             ConfigError: An argument is out of range or contradicts another one.
         """
-        if batch_size < 1:
-            raise ConfigError(f"batch_size={batch_size}: expected 1 or more")
-        if prefetch_factor < 1:
-            raise ConfigError(f"prefetch_factor={prefetch_factor}: expected 1 or more")
-        if num_workers != "auto" and num_workers < 0:
-            raise ConfigError(f"num_workers={num_workers}: expected 0 or more, or 'auto'")
+        _check(batch_size=batch_size, prefetch_factor=prefetch_factor, num_workers=num_workers)
+        _check_choices(worker_type=worker_type, batch_as=batch_as, multiprocessing_context=multiprocessing_context)
         if drop_last and pad_last:
             raise ConfigError("drop_last and pad_last exclude each other: choose one")
+        if (rank is None) != (world_size is None) or (rank or 0) not in range(world_size or 1):
+            raise ConfigError(
+                f"rank={rank} and world_size={world_size}: give both or none, rank from 0 to world_size - 1"
+            )
         self.reader = reader
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.pad_last = pad_last
-        chosen = AllRows(len(reader)) if rows is None else rows
-        row_set = chosen if isinstance(chosen, RowSet) else ChosenRows(chosen, len(reader))
-        self.plan = Plan(reader, row_set, shuffle=shuffle, seed=seed, weights=weights)
-        self.num_workers = _auto_workers() if num_workers == "auto" else num_workers
-        self.adjusts = num_workers == "auto" and worker_type == "thread"
-        """Whether whoever measures the training may `resize`."""
-        self.worker_type = worker_type
-        self.prefetch_factor = prefetch_factor
-        self.multiprocessing_context = multiprocessing_context
-        self.persistent_workers = persistent_workers
-        self.pin_memory = torch.cuda.is_available() if pin_memory == "auto" else pin_memory
         self.rank = rank
         self.world_size = world_size
         self.allow_changed_data = allow_changed_data
+        chosen = AllRows(len(reader)) if rows is None else rows
+        row_set = chosen if isinstance(chosen, RowSet) else ChosenRows(chosen, len(reader))
+        self.plan = Plan(reader, row_set, shuffle=shuffle, seed=seed, weights=weights)
+        self.pin_memory = torch.cuda.is_available() if pin_memory == "auto" else pin_memory
+        self.worker_type = worker_type
+        self.adjusts = num_workers == "auto" and worker_type == "thread"
+        """Whether whoever measures the training may `resize`."""
+        self.prefetch_factor = prefetch_factor
         self.stats = LoaderStats()
         self.sampler = EpochSampler(self)
         self.batch_sampler: Any = None
         """Lets Lightning's predict loop ask for row numbers, where `FastIODataModule` sets it."""
         self.on_epoch: Callable[[], None] | None = None
         """Called after each `set_epoch`."""
-        self._fetcher = BatchFetcher(
+        count: int = max(1, min(4, int(cpu_allowance()))) if num_workers == "auto" else num_workers
+        in_processes = worker_type == "process" and count > 0
+        fetcher = BatchFetcher(
             reader,
             transforms=() if transform is None else [transform] if callable(transform) else transform,
             sample_transform=sample_transform,
             batch_as=batch_as,
-            pin_memory=self.pin_memory and worker_type == "thread",
-            owns_process=worker_type == "process" and self.num_workers > 0,
+            pin_memory=self.pin_memory and not in_processes,
+            owns_process=in_processes,
         )
-        self._process_loader: DataLoader[Any] | None = None
-        self._tasks = TaskSampler()
-        self._epoch_number = 0
-        self._repeat = 0
-        self._position: tuple[Epoch, int] | None = None
-        """The epoch that is being read and the number of the next batch to deliver."""
-        self._resumed: tuple[Leg, ...] = ()
-        """What was read of the epoch in earlier runs, as long as this one has delivered nothing."""
-        self._started = False
-        self._workers: weakref.ref[Workers] | None = None
+        self._can_group = not fetcher.has_transform and all(spec.kind == "tensor" for spec in reader.schema.values())
+        self._pool = WorkerPool(
+            fetcher,
+            num_workers=count,
+            worker_type=worker_type,
+            prefetch_factor=prefetch_factor,
+            multiprocessing_context=multiprocessing_context,
+            persistent_workers=persistent_workers,
+            pin_memory=self.pin_memory,
+        )
+        self._standing = self._before_last = Standing()
 
     def __iter__(self) -> Iterator[Any]:
         """Batches from where the loader stands; reading begins with the first one that is asked for."""
@@ -174,89 +173,81 @@ class BatchLoader:
         """Batches of the present epoch on every rank, those read before a resume included."""
         return len(self.epoch())
 
+    @property
+    def num_workers(self) -> int:
+        """Threads or processes that read ahead."""
+        return self._pool.num_workers
+
+    @property
+    def num_delivered(self) -> int:
+        """Batches that were delivered since the epoch, or the run that goes on with it, began."""
+        return self._standing.num_delivered
+
+    @property
+    def dataset(self) -> RowSet:
+        """The rows that are used, for whoever asks for ``len(loader.dataset)``."""
+        return self.plan.rows
+
     def epoch(self) -> Epoch:
-        """The present epoch as this rank sees it."""
+        """The present pass over the data as this rank sees it."""
         rank, world_size = self._ranks()
         return self.plan.epoch(
-            self._epoch_number,
+            self._standing.epoch,
             batch_size=self.batch_size,
             rank=rank,
             world_size=world_size,
             drop_last=self.drop_last,
             pad_last=self.pad_last,
-            repeat=self._repeat,
-            done=self._legs(),
+            repeat=self._standing.repeat,
+            done=self._standing.legs,
+            window_rows=self._standing.window_rows,
         )
-
-    def rows_of(self, batch: int) -> list[int]:
-        """Row numbers of a batch of the present epoch, for writers of predictions."""
-        rows: list[int] = self.plan.rows.at(self.epoch().indices(batch)).tolist()
-        return rows
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch, unless the loader already stands inside it after `load_state_dict`."""
-        if epoch != self._epoch_number or self._started or not self._resumed:
-            self._epoch_number, self._repeat = epoch, 0
-            self._go_to(())
+        standing = self._standing
+        is_resumed = standing.epoch == epoch and standing.current is None and standing.resumed
+        if not is_resumed:
+            self._standing = self._before_last = Standing(epoch)
         if self.on_epoch is not None:
             self.on_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: what was delivered, not what was read ahead. The same on every rank."""
-        return self.state_dict_before(0)
+        return self._standing.state(self._identity())
 
-    def state_dict_before(self, num_batches: int) -> dict[str, Any]:
-        """Where the loader stood before it delivered the last ``num_batches`` batches of this pass."""
-        legs = self._legs()
-        if legs:
-            legs = (*legs[:-1], replace(legs[-1], num_batches=max(0, legs[-1].num_batches - num_batches)))
-        return {
-            "version": 1,
-            "seed": self.plan.seed,
-            "shuffle": self.plan.shuffle,
-            "epoch": self._epoch_number,
-            "repeat": self._repeat,
-            "legs": [[*asdict(leg.setting).values(), leg.num_batches] for leg in legs],
-            "data": self.reader.fingerprint,
-            "rows": self.plan.rows.fingerprint,
-        }
+    def state_dict_before_last(self) -> dict[str, Any]:
+        """Where the loader stood before it delivered its last batch, which may be in use still."""
+        return self._before_last.state(self._identity())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with exactly the rows that were not delivered when the state was taken.
 
-        The batch size, the number of workers and the number of ranks may differ.
+        The batch size, the number of workers and the number of ranks may differ. After a state from the end of a
+        pass nothing is left of it: the next iteration is empty, unless `set_epoch` goes to another epoch first.
 
         Raises:
             ResumeError: The order or the data is another one than when the state was taken.
         """
-        now = self.state_dict()
-        for key, remedy in (
-            ("seed", "use the same seed"),
-            ("shuffle", "use the same shuffle"),
-            ("data", "restore the data, or pass allow_changed_data=True"),
-            ("rows", "use the same split and rows, or pass allow_changed_data=True"),
-        ):
-            if state[key] != now[key] and not (key in ("data", "rows") and self.allow_changed_data):
-                raise ResumeError(
-                    f"the checkpoint was written with {key} {state[key]!r}, but now it is {now[key]!r}, so that the "
-                    f"rows not yet seen cannot be told: {remedy}"
-                )
-        self._epoch_number, self._repeat = state["epoch"], state["repeat"]
-        self._go_to(tuple(Leg(Setting(*setting), num_batches) for *setting, num_batches in state["legs"]))
+        may_differ = ("data", "rows") if self.allow_changed_data else ()
+        self._standing = self._before_last = Standing.of_state(state, self._identity(), may_differ=may_differ)
 
     def resize(self, num_workers: int) -> None:
-        """Change the number of reader threads, also in the middle of an epoch; the batches stay the same."""
-        self.num_workers = num_workers
-        workers = self._workers() if self._workers else None
-        if isinstance(workers, ThreadWorkers):
-            workers.resize(num_workers, num_workers * self.prefetch_factor)
+        """Change the number of reader threads, also in the middle of an epoch; the batches stay the same.
+
+        Raises:
+            ConfigError: There are no reader threads, or none would be left.
+        """
+        self._pool.resize(num_workers)
 
     def close(self) -> None:
         """Stop threads and processes. The reader stays open: it belongs to whoever opened it."""
-        workers = self._workers() if self._workers else None
-        if workers is not None:
-            workers.close()
-        self._process_loader = None
+        self._pool.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A loader arrives in another process where it stands; the Trainer stays behind.
+        settled = self._standing.settled()
+        return {**vars(self), "_standing": settled, "_before_last": settled, "on_epoch": None}
 
     def __enter__(self) -> Self:
         return self
@@ -264,71 +255,35 @@ class BatchLoader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _begin(self) -> tuple[Epoch, Workers]:
-        """Start an epoch: the next pass if this one was begun before, else where the loader stands."""
-        if self._started:
-            self._repeat += 1
-            self._go_to(())
-        self._started = True
+    def _begin(self) -> Workers:
+        """Start a pass: the next one if the present one was begun before, else from where the loader stands."""
+        standing = self._standing
+        if standing.current is not None:
+            standing = Standing(standing.epoch, standing.repeat + 1, num_delivered=standing.num_delivered)
+        self._standing = standing._replace(window_rows=standing.window_rows or self.plan.window_rows)
         epoch = self.epoch()
-        start, stop = epoch.start, epoch.num_batches
-        reads_here = self.worker_type == "thread" or self.num_workers == 0
+        self._standing = self._standing._replace(current=epoch, batch=epoch.start)
+        batch_bytes = max(1, self.reader.schema.row_bytes * self.batch_size)
         # The tasks do not refer to the loader: threads that hold them must not keep it alive.
         make_tasks = Tasks(
             epoch,
             self.plan.rows,
-            (self.plan.seed, self._epoch_number, self._repeat, self._ranks()[0]),
-            reader=self.reader if reads_here else None,
-            batch_bytes=self._batch_bytes(),
+            (self.plan.seed, standing.epoch, standing.repeat, self._ranks()[0]),
+            reader=None if self._pool.in_processes else self.reader,
+            batch_bytes=batch_bytes,
         )
-        workers: Workers
-        if self.num_workers == 0:
-            workers = InlineWorkers(self._fetcher, make_tasks, start, stop)
-        elif self.worker_type == "thread":
-            ahead = self.num_workers * self.prefetch_factor
-            workers = ThreadWorkers(
-                self._fetcher,
-                make_tasks,
-                start,
-                stop,
-                num_threads=self.num_workers,
-                ahead=ahead,
-                group=self._batches_per_read(),
-            )
-        else:
-            if self._process_loader is None:
-                self._process_loader = make_process_loader(
-                    self._fetcher,
-                    self._tasks,
-                    num_workers=self.num_workers,
-                    prefetch_factor=self.prefetch_factor,
-                    persistent=self.persistent_workers,
-                    context=self.multiprocessing_context,
-                    pin_memory=self.pin_memory,
-                )
-            workers = ProcessWorkers(self._process_loader, self._tasks, make_tasks, start, stop)
-        # The iteration owns its workers: they stop when it is dropped half-way.
-        self._workers = weakref.ref(workers)
-        return epoch, workers
+        group = max(1, min(_GROUP_BYTES // batch_bytes, _GROUP_BATCHES)) if self._can_group else 1
+        return self._pool.start(make_tasks, range(epoch.start, epoch.num_batches), group=group)
 
-    def _go_to(self, legs: tuple[Leg, ...]) -> None:
-        self._resumed, self._position, self._started = legs, None, False
-
-    def _legs(self) -> tuple[Leg, ...]:
-        """What was delivered of the present epoch."""
-        if self._position is None:
-            return self._resumed
-        epoch, batch = self._position
-        return epoch.legs_after(batch)
-
-    def _batches_per_read(self) -> int:
-        # Sparse tensors cannot be cut into batches.
-        if any(spec.kind == "sparse" for spec in self.reader.schema.values()):
-            return 1
-        return max(1, min(_GROUP_BYTES // self._batch_bytes(), 64))
-
-    def _batch_bytes(self) -> int:
-        return max(1, self.reader.schema.row_bytes * self.batch_size)
+    def _identity(self) -> dict[str, Any]:
+        """What the unseen rows depend on."""
+        return {
+            "seed": self.plan.seed,
+            "shuffle": self.plan.shuffle,
+            "weights": self.plan.weights_fingerprint,
+            "data": self.reader.fingerprint,
+            "rows": self.plan.rows.fingerprint,
+        }
 
     def _ranks(self) -> tuple[int, int]:
         if self.world_size is not None:
@@ -343,27 +298,27 @@ class _Iteration:
 
     def __init__(self, loader: BatchLoader) -> None:
         self._loader = loader
-        self._epoch: Epoch | None = None
         self._workers: Workers | None = None
-        self._batch = 0
+        self._standing = Standing()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
+        loader = self._loader
+        before = loader._standing
         # Lightning makes the iterator before it sets the epoch, so everything is settled only now.
         if self._workers is None:
-            self._epoch, self._workers = self._loader._begin()
-            self._batch = self._epoch.start
-        assert self._epoch is not None
+            self._workers = loader._begin()
+            self._standing = loader._standing
         fetched = next(self._workers)
-        stats = self._loader.stats
+        self._standing = self._standing.after(self._standing.batch)
+        loader._before_last, loader._standing = before, self._standing
+        stats = loader.stats
         stats.num_batches += 1
         stats.num_rows += fetched.num_rows
         stats.read_s += fetched.read_s
         stats.transform_s += fetched.transform_s
-        self._batch += 1
-        self._loader._position = self._epoch, self._batch
         return fetched.batch
 
 
@@ -386,5 +341,20 @@ class EpochSampler(SequentialSampler):
         return len(self._loader.plan.rows)
 
 
-def _auto_workers() -> int:
-    return max(1, min(4, int(cpu_allowance())))
+def _check(*, batch_size: int, prefetch_factor: int, num_workers: int | str) -> None:
+    for name, number in (("batch_size", batch_size), ("prefetch_factor", prefetch_factor)):
+        if number < 1:
+            raise ConfigError(f"{name}={number}: expected 1 or more")
+    if num_workers != "auto" and (isinstance(num_workers, str) or num_workers < 0):
+        raise ConfigError(f"num_workers={num_workers!r}: expected 0 or more, or 'auto'")
+
+
+def _check_choices(**values: str) -> None:
+    choices = {
+        "worker_type": ("thread", "process"),
+        "batch_as": ("dict", "tuple"),
+        "multiprocessing_context": ("forkserver", "spawn", "fork"),
+    }
+    for name, value in values.items():
+        if value not in choices[name]:
+            raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, choices[name]))}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from threading import Lock
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -120,7 +121,9 @@ class BlockShuffle:
         edges = np.concatenate(([0], np.cumsum(np.diff(blocks)[block_order])))
         self._windows = Windows(edges, window_rows=window_rows, num_parts=num_parts, index_at=self._index_at)
         self._edges = edges
-        self._mixing: Callable[[int], Int64Array] = lru_cache(maxsize=4)(self._mix_window)
+        self._mixed: Callable[[int], Int64Array] = lru_cache(maxsize=2)(self._mix_window)
+        # Threads that enter a window together wait for the one that mixes it.
+        self._mixing = Lock()
 
     def take(self, start: int, stop: int) -> Int64Array:
         window = self._windows.containing(start)
@@ -128,7 +131,9 @@ class BlockShuffle:
         while start < stop:
             first, last = self._windows.span(window)
             end = min(stop, last)
-            pieces.append(self._mixing(window)[start - first : end - first])
+            with self._mixing:
+                mixed = self._mixed(window)
+            pieces.append(mixed[start - first : end - first])
             start, window = end, window + 1
         if len(pieces) == 1:
             return pieces[0]

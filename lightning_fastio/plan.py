@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal, TypeAlias
+from hashlib import blake2b
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,14 @@ Shuffle: TypeAlias = Literal["auto", "global", "block", "none"]
 AHEAD_BYTES = 64 << 20
 """Rows of this many bytes are announced before they are read: enough to keep a disk's queue full."""
 
+_MOST_WINDOW_ROWS = 1 << 22
+"""A window is mixed by a table of its rows, which takes tens of milliseconds and megabytes at this size."""
+
 _log = logging.getLogger("lightning_fastio")
 
 
 class Plan:
-    """Which rows, in which order: a function of (seed, epoch) and of nothing else."""
+    """Which rows, in which order: a function of seed and epoch, not of workers, processes or global generators."""
 
     def __init__(
         self,
@@ -61,7 +65,7 @@ class Plan:
         self._blocks = None if reader.blocks is None else rows.blocks(reader.blocks)
         self._weights = _as_weights(weights, len(rows))
         self.shuffle: Shuffle = self._choose(shuffle)
-        self._last_order: tuple[tuple[int, int, int], Order] | None = None
+        self._last_order: tuple[tuple[int, ...], Order] | None = None
 
     @property
     def window_rows(self) -> int:
@@ -70,7 +74,12 @@ class Plan:
         Three eighths of the reader's cache: two windows fit, the one that is read and the one that is decoded
         meanwhile, and the rest is for blocks at the seam of two windows, and for rows larger than the schema tells.
         """
-        return max(1, self._cache_bytes * 3 // 8 // self._row_bytes)
+        return min(max(1, self._cache_bytes * 3 // 8 // self._row_bytes), _MOST_WINDOW_ROWS)
+
+    @property
+    def weights_fingerprint(self) -> str | None:
+        """Changes when the weights do."""
+        return None if self._weights is None else blake2b(self._weights.tobytes(), digest_size=8).hexdigest()
 
     @property
     def by_blocks(self) -> bool:
@@ -88,6 +97,7 @@ class Plan:
         pad_last: bool = False,
         repeat: int = 0,
         done: tuple[Leg, ...] = (),
+        window_rows: int | None = None,
     ) -> Epoch:
         """One epoch as one rank sees it.
 
@@ -100,19 +110,24 @@ class Plan:
             pad_last: See `BatchLoader`.
             repeat: How many times this epoch was read to its end before.
             done: What of the epoch was read before.
+            window_rows: Rows of a window of blocks, where the epoch was begun with another cache than this one.
         """
         setting = Setting("contiguous" if self.by_blocks else "striped", world_size, batch_size, drop_last, pad_last)
         # Windows of blocks were cut for the ranks that the epoch began with.
         num_parts = (done[0].setting.world_size if done else world_size) if self.by_blocks else 1
-        return Epoch(self._order(number, repeat, num_parts), setting, rank, done)
+        order = self._order(number, repeat, num_parts, window_rows or self.window_rows)
+        return Epoch(order, setting, rank, done)
 
-    def _order(self, number: int, repeat: int, num_parts: int) -> Order:
-        wanted = (number, repeat, num_parts)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_last_order": None}
+
+    def _order(self, *wanted: int) -> Order:
         if self._last_order is None or self._last_order[0] != wanted:
-            self._last_order = wanted, self._make_order(seed_from(self.seed, number, repeat), num_parts)
+            self._last_order = wanted, self._make_order(*wanted)
         return self._last_order[1]
 
-    def _make_order(self, key: int, num_parts: int) -> Order:
+    def _make_order(self, number: int, repeat: int, num_parts: int, window_rows: int) -> Order:
+        key = seed_from(self.seed, number, repeat)
         size = len(self.rows)
         if self._weights is not None:
             return WeightedSampling(self._weights, size, key)
@@ -121,12 +136,16 @@ class Plan:
         if self._blocks is None:
             return Sequential(size)
         if self.shuffle == "block":
-            return BlockShuffle(self._blocks, key, window_rows=self.window_rows, num_parts=num_parts)
-        window_rows = min(self.window_rows, max(1, AHEAD_BYTES // self._row_bytes))
+            return BlockShuffle(self._blocks, key, window_rows=window_rows, num_parts=num_parts)
+        window_rows = min(window_rows, max(1, AHEAD_BYTES // self._row_bytes))
         windows = Windows(self._blocks, window_rows=window_rows, num_parts=num_parts, index_at=_identity)
         return Sequential(size, windows)
 
     def _choose(self, shuffle: Shuffle) -> Shuffle:
+        if shuffle not in ("auto", "global", "block", "none"):
+            raise ConfigError(
+                f"shuffle={shuffle!r}: expected 'auto', 'global', 'block' or 'none' ('auto' is what True would mean)"
+            )
         if shuffle == "block" and self._blocks is None:
             raise ConfigError(
                 "shuffle='block' needs a format that decodes in blocks, but here every row costs the same: use 'global'"
@@ -178,9 +197,10 @@ def _as_weights(weights: npt.ArrayLike | None, num_rows: int) -> npt.NDArray[np.
     array = np.asarray(weights, np.float64)
     if array.shape != (num_rows,):
         raise ConfigError(f"weights has shape {array.shape}; expected one number for each of the {num_rows} used rows")
-    if not np.isfinite(array).all() or (array < 0).any() or not array.sum() > 0:
+    if not np.isfinite(array).all() or (array < 0).any() or not array.any():
         raise ConfigError("weights must be finite, not negative, and not all zero")
-    return array
+    scaled: npt.NDArray[np.float64] = array / array.max()
+    return scaled
 
 
 def _identity(positions: Int64Array) -> Int64Array:

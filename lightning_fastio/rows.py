@@ -7,16 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import floor
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from lightning_fastio.errors import ConfigError
 from lightning_fastio.order import Int64Array
-from lightning_fastio.permutation import TABLE_ROWS, Permutation
+from lightning_fastio.permutation import Permutation
 
 Part: TypeAlias = Literal["train", "val", "test"]
+
+
+LISTED_ROWS = 1 << 25
+"""Up to this many rows the parts of a split are lists (256 MiB of int64), read in the order of the file. Above, a part
+of a random-access source is computed, and stands in random order."""
 
 
 class RowSet(ABC):
@@ -65,7 +70,7 @@ class ChosenRows(RowSet):
             num_rows: Rows of the reader.
 
         Raises:
-            ConfigError: A mask of another length, a row out of range, or not a one-dimensional array.
+            ConfigError: A mask of another length, a row out of range or given twice, or not a one-dimensional array.
         """
         chosen = np.asarray(rows)
         if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "biu"):
@@ -73,14 +78,7 @@ class ChosenRows(RowSet):
                 f"rows is an array of {chosen.dtype} with shape {chosen.shape}; expected one dimension of row numbers "
                 "or of bool"
             )
-        if chosen.dtype == bool:
-            if len(chosen) != num_rows:
-                raise ConfigError(f"rows is a mask of {len(chosen)} values, but the data has {num_rows} rows")
-            chosen = np.flatnonzero(chosen)
-        outside = chosen[(chosen < -num_rows) | (chosen >= num_rows)] if chosen.size else chosen
-        if outside.size:
-            raise ConfigError(f"rows holds {outside[0]}, but the data has {num_rows} rows")
-        self._rows: Int64Array = np.unique(chosen.astype(np.int64) % max(num_rows, 1))
+        self._rows: Int64Array = _of_mask(chosen, num_rows) if chosen.dtype == bool else _of_numbers(chosen, num_rows)
         digest = blake2b(self._rows.tobytes(), digest_size=8).hexdigest()
         self.fingerprint = f"{len(self._rows)} of {num_rows}: {digest}"
 
@@ -94,8 +92,25 @@ class ChosenRows(RowSet):
         return np.unique(np.searchsorted(self._rows, blocks))
 
 
+def _of_mask(mask: npt.NDArray[Any], num_rows: int) -> Int64Array:
+    if len(mask) != num_rows:
+        raise ConfigError(f"rows is a mask of {len(mask)} values, but the data has {num_rows} rows")
+    return np.flatnonzero(mask)
+
+
+def _of_numbers(numbers: npt.NDArray[Any], num_rows: int) -> Int64Array:
+    outside = numbers[(numbers < -num_rows) | (numbers >= num_rows)] if numbers.size else numbers
+    if outside.size:
+        raise ConfigError(f"rows holds {outside[0]}, but the data has {num_rows} rows")
+    rows = np.sort(numbers.astype(np.int64) % max(num_rows, 1))
+    twice = np.flatnonzero(rows[1:] == rows[:-1])
+    if twice.size:
+        raise ConfigError(f"rows holds {rows[twice[0]]} more than once: draw rows more often with weights=")
+    return rows
+
+
 class PermutedRows(RowSet):
-    """A run of positions in a random order of all rows: one side of a split of more rows than a table should hold."""
+    """A run of positions in a random order of all rows: one side of a split of more rows than a list should hold."""
 
     def __init__(self, permutation: Permutation, start: int, stop: int, key: int) -> None:
         self._permutation = permutation
@@ -160,18 +175,18 @@ class Split:
             strata: A value for each row; each part holds every value in the same proportion.
         """
         sizes = self.sizes(num_rows)
-        if groups is None and strata is None and num_rows > TABLE_ROWS and not has_blocks:
-            permutation = Permutation(num_rows, self.seed)
-            start, stop = _run(part, sizes, num_rows)
-            return PermutedRows(permutation, start, stop, self.seed)
         if groups is not None:
-            chosen = self._whole_groups(groups, sizes)[part]
-        elif strata is not None:
-            chosen = self._by_stratum(strata, sizes)[part]
-        else:
-            start, stop = _run(part, sizes, num_rows)
-            chosen = Permutation(num_rows, self.seed).take(start, stop)
-        return ChosenRows(chosen, num_rows)
+            return ChosenRows(self._whole_groups(groups, sizes)[part], num_rows)
+        if strata is not None:
+            return ChosenRows(self._by_stratum(strata, sizes)[part], num_rows)
+        permutation = Permutation(num_rows, self.seed)
+        start, stop = _run(part, sizes, num_rows)
+        if num_rows > LISTED_ROWS and not has_blocks:
+            return PermutedRows(permutation, start, stop, self.seed)
+        # Only the parts that are set apart are computed, however many rows are left to train on.
+        mask = np.full(num_rows, part == "train")
+        mask[permutation.take(0, sum(sizes)) if part == "train" else permutation.take(start, stop)] = part != "train"
+        return ChosenRows(mask, num_rows)
 
     def _whole_groups(self, groups: npt.NDArray[np.generic], sizes: tuple[int, int]) -> dict[Part, Int64Array]:
         names, group_of_row, counts = np.unique(groups, return_inverse=True, return_counts=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -66,12 +66,15 @@ class Stages:
         self._weights = weights
         self._readers: dict[str, Reader] = {}
         self._parts: dict[Part, RowSet] = {}
+        self._columns: dict[str, npt.NDArray[Any]] = {}
         wishes: dict[Stage, float] = {"val": split.val, "test": split.test}
         for stage, wanted in wishes.items():
             if wanted and self._sources.get(stage) is not None:
                 raise ConfigError(f"{stage}= and {stage}_split= are both given: leave one out")
             if wanted and self._sources.get("train") is None:
                 raise ConfigError(f"{stage}_split={wanted} takes a part of the training data: give train=")
+        if max_rows is not None and max_rows < 1:
+            raise ConfigError(f"max_rows={max_rows}: expected 1 or more")
         if (split_by or stratify_by) and not (split.val or split.test):
             raise ConfigError("split_by and stratify_by say how to split: give val_split= or test_split= too")
         if split_by and stratify_by:
@@ -121,16 +124,29 @@ class Stages:
         return rows
 
     def weights(self) -> npt.NDArray[Any] | None:
-        """A weight for each training row, or None."""
+        """A weight for each training row, or None.
+
+        Raises:
+            ConfigError: An array that has not one number for each row of the source.
+        """
         if self._weights is None:
             return None
-        if not isinstance(self._weights, str):
-            return np.asarray(self._weights)
+        num_rows = len(self.reader("train"))
+        if isinstance(self._weights, str):
+            balanced = self._weights == "balanced" or self._weights.startswith("balanced:")
+            field = self._weights.partition(":")[2] or self._label_field() if balanced else self._weights
+            column = self._column(field)
+        else:
+            balanced, column = False, np.asarray(self._weights)
+            if len(column) != num_rows:
+                raise ConfigError(f"weights has {len(column)} numbers; expected one for each of the {num_rows} rows")
         rows = self.rows("train")
-        balanced = self._weights == "balanced" or self._weights.startswith("balanced:")
-        field = self._weights.partition(":")[2] or self._label_field() if balanced else self._weights
-        column = self._column(field)[rows.at(np.arange(len(rows)))]
-        return balanced_weights(column) if balanced else column
+        used = column[rows.at(np.arange(len(rows)))]
+        return balanced_weights(used) if balanced else used
+
+    def draws_from_split(self, stages: Iterable[Stage]) -> bool:
+        """Whether any of the stages uses a side of the split."""
+        return any(self._part_of(stage) is not None for stage in stages)
 
     @property
     def split_fingerprint(self) -> str:
@@ -195,12 +211,17 @@ class Stages:
 
     def _column(self, field: str) -> npt.NDArray[Any]:
         """All values of one field of the training data."""
+        if field in self._columns:
+            return self._columns[field]
         reader = self._open_column(field)
         pieces = []
         for start in range(0, len(reader), _READ_AT_ONCE):
             values = reader.read(np.arange(start, min(start + _READ_AT_ONCE, len(reader))))[field]
             pieces.append(values.numpy() if isinstance(values, torch.Tensor) else np.asarray(values))
+        if reader not in self._readers.values():
+            reader.close()
         column: npt.NDArray[Any] = np.concatenate(pieces)
         if column.ndim != 1:
             raise ConfigError(f"field {field!r} has shape {column.shape[1:]} in each row; expected one value")
+        self._columns[field] = column
         return column

@@ -279,6 +279,28 @@ def test_another_split_is_refused_with_both_fingerprints(tmp_path: Path) -> None
     trainer(tmp_path).fit(Recorder(), MemoryDataModule(**other, allow_changed_data=True), ckpt_path=tmp_path / "a.ckpt")
 
 
+def test_own_data_is_tested_with_the_checkpoint_of_any_split(tmp_path: Path) -> None:
+    run = trainer(tmp_path, max_epochs=1)
+    run.fit(Recorder(), MemoryDataModule(train="100", val_split=0.2))
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    model = Recorder()
+    trainer(tmp_path).test(model, MemoryDataModule(test="10"), ckpt_path=tmp_path / "a.ckpt", verbose=False)
+    assert flat(model.seen["test"]) == list(range(10))
+    other = MemoryDataModule(train="100", test_split=0.2)
+    with pytest.raises(ResumeError, match="was written with the split"):
+        trainer(tmp_path).test(Recorder(), other, ckpt_path=tmp_path / "a.ckpt", verbose=False)
+
+
+def test_another_loader_of_the_same_stage_does_not_end_the_first(tmp_path: Path) -> None:
+    class Peek(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
+            next(iter(trainer.datamodule.train_dataloader()))  # type: ignore[attr-defined]
+
+    model = Recorder()
+    trainer(tmp_path, max_epochs=1, callbacks=[Peek()]).fit(model, MemoryDataModule(train="100", batch_size=8))
+    assert sorted(flat(model.seen["train"])) == list(range(100))
+
+
 def test_hyperparameters_are_primitives_and_rebuild_the_module(tmp_path: Path) -> None:
     data = MemoryDataModule(train=[100, 10], batch_size=16, transform=lambda batch: batch, rows=np.arange(50))
     assert data.hparams["train"] == [100, 10]
@@ -385,6 +407,35 @@ def test_combined_loaders_resume_together(tmp_path: Path) -> None:
     trainer(tmp_path, callbacks=[SaveAt(tmp_path / "a.ckpt", "on_train_batch_end", 4)]).fit(whole, loaders())
     trainer(tmp_path).fit(resumed, loaders(), ckpt_path=tmp_path / "a.ckpt")
     assert resumed.seen["train"] == whole.seen["train"][4:]
+
+
+@pytest.mark.parametrize("mode", ["max_size", "max_size_cycle"])
+def test_states_inside_a_step_of_loaders_of_different_lengths(tmp_path: Path, mode: Any) -> None:
+    class Pairs(Recorder):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if len(self.seen["train"]) == 6 and self.fail_at is not None:
+                self.trainer.save_checkpoint(tmp_path / "a.ckpt")
+            pair = [None if part is None else part["x"].tolist() for part in batch]
+            self.seen["train"].append(pair)  # type: ignore[arg-type]
+            return self.weight.sum()
+
+    class Loaders(FastIODataModule):
+        def open_reader(self, source: Any) -> MemoryReader:
+            return counting_reader(10)
+
+        def train_dataloader(self) -> Any:
+            short = BatchLoader(counting_reader(6), 2, shuffle="global", seed=1)
+            short.on_epoch = super().train_dataloader().on_epoch
+            return CombinedLoader([short, BatchLoader(counting_reader(20), 2)], mode)
+
+    def data() -> FastIODataModule:
+        return Loaders(train="x")
+
+    whole, resumed = Pairs(), Pairs()
+    whole.fail_at = -1
+    trainer(tmp_path, max_epochs=1).fit(whole, data())
+    trainer(tmp_path, max_epochs=1).fit(resumed, data(), ckpt_path=tmp_path / "a.ckpt")
+    assert resumed.seen["train"] == whole.seen["train"][6:]
 
 
 def test_an_exception_in_a_step_leaves_nothing_running(tmp_path: Path) -> None:

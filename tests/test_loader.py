@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fastio.errors import ConfigError, ResumeError, SchemaError
+from lightning_fastio.errors import ConfigError, FastIOError, ResumeError, SchemaError
 from lightning_fastio.loader import BatchLoader
 from tests.memory import MemoryReader, counting_reader
 
@@ -27,6 +27,15 @@ def flat(batches: list[list[int]]) -> list[int]:
 
 def reader_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("fastio-read")]
+
+
+class BreaksAt10(MemoryReader):
+    """A reader with one row that cannot be read."""
+
+    def read(self, rows: Any, out: Any = None) -> Any:
+        if 10 in np.asarray(rows):
+            raise OSError("row 10 is broken")
+        return super().read(rows, out)
 
 
 class AddNoise:
@@ -144,6 +153,7 @@ def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next() -> None:
         ({"seed": 1}, "seed"),
         ({"shuffle": "none"}, "shuffle"),
         ({"rows": range(50)}, "rows"),
+        ({"weights": np.ones(100)}, "weights"),
         ({"reader": counting_reader(99)}, "data"),
     ],
 )
@@ -182,6 +192,8 @@ def test_threads_end_with_the_epoch_on_close_and_when_forgotten() -> None:
     assert len(reader_threads()) == 3
     loader.close()
     assert reader_threads() == []
+    with pytest.raises(FastIOError, match="closed while it was iterated"):
+        next(iterator)
     iterator = iter(loader)
     next(iterator)
     del iterator, loader
@@ -223,6 +235,93 @@ def test_resize_keeps_the_batches() -> None:
         loader.resize(1 + number % 4)
     assert got == expected
     assert reader_threads() == []
+
+
+@pytest.mark.parametrize(("num_workers", "worker_type"), [(0, "thread"), (2, "thread"), (1, "process")])
+def test_an_error_ends_the_pass_whatever_the_workers(num_workers: int, worker_type: Any) -> None:
+    loader = BatchLoader(BreaksAt10({"x": np.arange(40)}), 5, num_workers=num_workers, worker_type=worker_type)
+    iterator = iter(loader)
+    assert [next(iterator)["x"][0].item() for _ in range(2)] == [0, 5]
+    with pytest.raises(OSError, match="row 10 is broken"):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)
+    assert loader.state_dict()["legs"][0][-1] == 2
+    loader.close()
+
+
+def test_a_resized_loader_keeps_a_thread() -> None:
+    loader = BatchLoader(counting_reader(40), 4, num_workers=2)
+    with pytest.raises(ConfigError, match="from 2 to 0"):
+        loader.resize(0)
+    with pytest.raises(ConfigError, match="only a loader with reader threads"):
+        BatchLoader(counting_reader(40), 4, num_workers=0).resize(1)
+
+
+def test_a_loader_travels_to_another_process_where_it_stands() -> None:
+    loader = BatchLoader(counting_reader(300_000), 1000, shuffle="global", num_workers=2)
+    iterator = iter(loader)
+    seen = [next(iterator)["x"].tolist() for _ in range(3)]
+    copied = pickle.loads(pickle.dumps(loader))
+    rest = [batch["x"].tolist() for batch in copied]
+    assert rest == [batch["x"].tolist() for batch in iterator]
+    assert len(seen) + len(rest) == len(loader) == 300
+    loader.close()
+
+
+def test_a_block_shuffle_resumes_with_another_cache() -> None:
+    def loader(cache_bytes: int) -> BatchLoader:
+        reader = counting_reader(400, blocks=list(range(0, 401, 10)), cache_bytes=cache_bytes)
+        return BatchLoader(reader, 10, shuffle="block", num_workers=0)
+
+    begun = loader(2400)
+    iterator = iter(begun)
+    seen = [row for _ in range(20) for row in next(iterator)["x"].tolist()]
+    resumed = loader(4800)
+    resumed.load_state_dict(begun.state_dict())
+    assert sorted(seen + flat(rows_of(resumed))) == list(range(400))
+
+
+def test_small_batches_do_not_share_what_autograd_watches() -> None:
+    iterator = iter(BatchLoader(counting_reader(80), 4, num_workers=1, prefetch_factor=1))
+    weight = torch.ones(4, requires_grad=True)
+    loss = (weight * next(iterator)["y"]).sum()
+    next(iterator)["y"].sub_(1.0)
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [0, 0.5, 1, 1.5]
+
+
+def test_transforms_run_side_by_side_also_on_small_batches() -> None:
+    together = threading.Barrier(4)
+
+    def meet(batch: Any) -> Any:
+        together.wait(10)
+        return batch
+
+    assert len(rows_of(BatchLoader(counting_reader(64), 1, num_workers=4, transform=meet))) == 64
+
+
+def test_worker_processes_serve_one_iteration_at_a_time() -> None:
+    with BatchLoader(counting_reader(40), 4, num_workers=1, worker_type="process") as loader:
+        first, second = iter(loader), iter(loader)
+        assert next(first)["x"].tolist() == [0, 1, 2, 3]
+        assert next(second)["x"].tolist() == [0, 1, 2, 3]
+        with pytest.raises(FastIOError, match="begin another one"):
+            next(first)
+        assert len(list(second)) == 9
+
+
+def test_transforms_may_return_tuples_of_arrays() -> None:
+    loader = BatchLoader(counting_reader(4), 4, transform=lambda batch: (batch["x"].numpy(), [np.ones(2), "a"]))
+    x, (ones, text) = next(iter(loader))
+    assert (x.tolist(), ones.tolist(), text) == ([0, 1, 2, 3], [1, 1], "a")
+    assert isinstance(ones, torch.Tensor)
+
+
+def test_huge_weights_keep_their_proportions() -> None:
+    rows = flat(rows_of(BatchLoader(counting_reader(400), 400, weights=[1e308] * 400)))
+    assert len(set(rows)) > 200
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -340,6 +439,12 @@ def test_a_transform_that_returns_nothing_is_named() -> None:
         ({"weights": [-1.0] * 10}, "not negative"),
         ({"rows": [True]}, "mask of 1 values"),
         ({"rows": [10]}, "rows holds 10"),
+        ({"rows": [5, 5]}, "rows holds 5 more than once"),
+        ({"shuffle": True}, "shuffle=True"),
+        ({"worker_type": "threads"}, "worker_type='threads'"),
+        ({"batch_as": "tuples"}, "batch_as='tuples'"),
+        ({"rank": 1}, "give both"),
+        ({"rank": 5, "world_size": 2}, "rank from 0"),
     ],
 )
 def test_bad_arguments(settings: dict[str, Any], message: str) -> None:

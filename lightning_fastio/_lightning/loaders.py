@@ -42,9 +42,11 @@ class _RowsOfBatches(Sequence[list[int]]):
     def __getitem__(self, batch: int | slice) -> list[int] | Sequence[list[int]]:
         if isinstance(batch, slice):
             return [self[index] for index in range(*batch.indices(len(self)))]
-        if not 0 <= batch < len(self):
+        epoch = self._loader.epoch()
+        if not 0 <= batch < epoch.num_batches:
             raise IndexError(batch)
-        return self._loader.rows_of(batch)
+        rows: list[int] = self._loader.plan.rows.at(epoch.indices(batch)).tolist()
+        return rows
 
     def __iter__(self) -> Iterator[list[int]]:
         return (self[batch] for batch in range(len(self)))
@@ -95,10 +97,14 @@ def begin_epoch(trainer: Trainer) -> None:
 def _states_of_consumed(loop: _FitLoop, combined: CombinedLoader) -> list[dict[str, Any]]:
     """Loader states after the batches whose steps are done; Lightning's own count those that were fetched."""
     fetched = 0 if loop._data_fetcher is None else loop._data_fetcher.fetched
-    done = cast(_ProcessedTracker, loop.epoch_loop.batch_progress.current).processed
-    ahead = max(0, fetched - done)
+    is_ahead = fetched > cast(_ProcessedTracker, loop.epoch_loop.batch_progress.current).processed
+    own = [loader for loader in combined.flattened if isinstance(loader, BatchLoader)]
+    # A loader that was used up before the others took no part in the last fetch.
+    latest = max((loader.num_delivered for loader in own), default=0)
     return [
-        loader.state_dict_before(ahead) if isinstance(loader, BatchLoader) else loader.state_dict()
+        loader.state_dict_before_last()
+        if is_ahead and isinstance(loader, BatchLoader) and loader.num_delivered == latest
+        else loader.state_dict()
         for loader in combined.flattened
         if isinstance(loader, _Stateful)
     ]
