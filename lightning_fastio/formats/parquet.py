@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from lightning_fastio.errors import RowIndexError, SchemaError
 from lightning_fastio.formats.base import FieldLayout, Fields, Rows, check_rows
-from lightning_fastio.formats.blocks import BlockCache, BlockRows, split_by_block
+from lightning_fastio.formats.blocks import BlockCache, BlockRows, Int64Array, split_by_block
 from lightning_fastio.formats.files import Source, fingerprint_of, resolve
 from lightning_fastio.formats.parquet_fields import FieldOptions, plan_fields
 from lightning_fastio.formats.parquet_files import Files
@@ -29,8 +28,6 @@ from lightning_fastio.formats.parquet_survey import RaggedPolicy
 from lightning_fastio.formats.parquet_values import Dense, Values, pad
 from lightning_fastio.formats.parquet_writer import BLOCK_BYTES, METADATA_PREFIX, ParquetWriter
 from lightning_fastio.schema import Batch, Schema
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class ParquetReader:

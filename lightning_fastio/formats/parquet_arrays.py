@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from lightning_fastio.errors import FormatError, SchemaError
-from lightning_fastio.formats.parquet_columns import DTYPE_KEY, SHAPE_KEY, TENSOR_DTYPES
+from lightning_fastio.formats.parquet_elements import DTYPE_KEY, SHAPE_KEY, TENSOR_DTYPES
 from lightning_fastio.formats.parquet_values import offsets_of
 
 

@@ -17,10 +17,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -30,28 +28,13 @@ import pyarrow.compute as pc
 import torch
 
 from lightning_fastio.errors import FormatError
+from lightning_fastio.formats.parquet_elements import element_of, element_values, logical_rows, storage
 from lightning_fastio.formats.parquet_schema import StoredColumn, is_binary, is_list, is_string, storage_type
 from lightning_fastio.formats.parquet_values import Dense, Ragged, Text, Values, offsets_of
 from lightning_fastio.schema import FieldSpec
 
-DTYPE_KEY, SHAPE_KEY = b"fastio.dtype", b"fastio.shape"
-"""Field metadata of a tensor column: element type such as ``float32`` (little-endian) and shape such as ``[3, 4]``."""
-
-TENSOR_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
-    )
-}
-"""Element types of tensor columns; all but bfloat16 have the same name in NumPy."""
-
 Place = Callable[[int], str]
 """Position in a decoded column to words such as ``row 17 of train.parquet``."""
-
-_INT64_MAX = np.iinfo(np.int64).max
-_WIDENED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -109,7 +92,7 @@ class Column:
             return self._ragged(array, place)
         rows = self._dense(array, self.lengths, place)
         if isinstance(self.stored.field.type, pa.FixedShapeTensorType):
-            rows = _logical(rows, self.stored.field.type)
+            rows = logical_rows(rows, self.stored.field.type)
         return Dense(np.ascontiguousarray(rows))
 
     def _ragged(self, array: pa.Array, place: Place) -> Ragged:
@@ -127,7 +110,7 @@ class Column:
 
     def _dense(self, array: pa.Array, lengths: tuple[int | None, ...], place: Place) -> npt.NDArray[Any]:
         """Values of shape ``(len(array), *sample_shape)``; a null is filled at the level where it stands."""
-        array = _storage(array)
+        array = storage(array)
         if array.null_count:
             fill = self._filling(array, place)
             valid = array.is_valid().to_numpy(zero_copy_only=False)
@@ -155,21 +138,11 @@ class Column:
             )
 
     def _elements(self, array: pa.Array, place: Place) -> npt.NDArray[Any]:
-        if self.spec.categories:
+        if self.is_categorical:
             code_of = {name: code for code, name in enumerate(self.spec.categories)}
-            codes = np.array([code_of.get(name, -1) for name in array.dictionary.to_pylist()], np.int64)
+            codes = np.array([code_of[name] for name in array.dictionary.to_pylist()], np.int64)
             return np.asarray(codes[array.indices.to_numpy()])
-        values = _numbers(array, self.stored)
-        if self.spec.dtype in (None, torch.bfloat16):
-            return values
-        target = torch.empty(0, dtype=self.spec.dtype).numpy().dtype
-        if values.dtype == np.uint64 and target == np.int64 and values.size and values.max() > _INT64_MAX:
-            row = int(np.argmax((values > _INT64_MAX).reshape(len(values), -1).any(axis=1)))
-            raise FormatError(
-                f"field {self.name!r}, {place(row)}: {values.max()} does not fit in int64; "
-                "pass widen_unsigned=False to get torch.uint64"
-            )
-        return values.astype(target, copy=False)
+        return element_values(array, self.stored, self.spec.dtype, lambda row: f"field {self.name!r}, {place(row)}")
 
     def _filling(self, array: pa.Array, place: Place) -> Any:
         """What the nulls of an array become, or an error that counts null and NaN apart."""
@@ -207,15 +180,13 @@ def plan_column(stored: StoredColumn, *, widen_unsigned: bool, fill: Any) -> Col
         type_ = storage_type(type_.value_type)
     if lengths and pa.types.is_dictionary(type_) and is_string(type_.value_type):
         type_ = type_.value_type
-    dtype, shape = _element(stored, type_)
-    if widen_unsigned:
-        dtype = _WIDENED.get(dtype, dtype)
+    dtype, shape = element_of(stored, type_, widen_unsigned=widen_unsigned)
     column = Column(stored, FieldSpec(dtype, shape), tuple(lengths), fill)
     if None in lengths or not lengths:
         return column
     column = column.measured(tuple(lengths))
     if isinstance(stored.field.type, pa.FixedShapeTensorType):
-        shape = _logical(np.empty((0, *column.spec.shape)), stored.field.type).shape[1:]
+        shape = logical_rows(np.empty((0, *column.spec.shape)), stored.field.type).shape[1:]
         column = replace(column, spec=replace(column.spec, shape=shape))
     return column
 
@@ -228,53 +199,13 @@ def extract(table: pa.Table, stored: StoredColumn) -> pa.Array:
     if str(column.type) in ("string_view", "binary_view"):  # Few of Arrow's functions take them.
         column = column.cast(pa.string() if is_string(column.type) else pa.binary())
     if column.num_chunks == 1:
-        return _storage(column.chunk(0))
+        return storage(column.chunk(0))
     if column.num_chunks == 0:
-        return _storage(pa.array([], column.type))
+        return storage(pa.array([], column.type))
     if is_string(column.type) or is_binary(column.type):
         # Several chunks may hold more than the 2 GiB that fit behind offsets of 32 bits.
         column = column.cast(pa.large_string() if is_string(column.type) else pa.large_binary())
-    return pa.concat_arrays([_storage(chunk) for chunk in column.unify_dictionaries().chunks])
-
-
-def _element(stored: StoredColumn, type_: pa.DataType) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Type and shape of what stands inside all lists."""
-    metadata = stored.field.metadata or {}
-    if pa.types.is_fixed_size_binary(type_):
-        if DTYPE_KEY not in metadata:
-            return torch.uint8, (type_.byte_width,)
-        dtype, shape = tensor_layout(stored.name, metadata)
-        if dtype.itemsize * prod(shape) != type_.byte_width:
-            raise FormatError(
-                f"field {stored.name!r} says that it holds {dtype} {shape}, {dtype.itemsize * prod(shape)} bytes, "
-                f"but it is stored in {type_.byte_width}"
-            )
-        return dtype, shape
-    if pa.types.is_decimal(type_):
-        return torch.float64, ()
-    if pa.types.is_temporal(type_) and not pa.types.is_interval(type_):
-        return torch.int64, ()
-    if pa.types.is_dictionary(type_):
-        if is_string(type_.value_type):
-            return torch.int64, ()
-        return _element(stored, type_.value_type)
-    if pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_):
-        return torch.from_numpy(np.empty(0, type_.to_pandas_dtype())).dtype, ()
-    raise FormatError(f"field {stored.name!r} cannot be loaded: {stored.type} fits no tensor")
-
-
-def tensor_layout(name: str, metadata: Mapping[bytes, bytes]) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Element type and sample shape out of the field metadata of a tensor column."""
-    try:
-        dtype = TENSOR_DTYPES[metadata[DTYPE_KEY].decode()]
-        shape = tuple(int(size) for size in json.loads(metadata[SHAPE_KEY]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(
-            f"field {name!r} has metadata without a valid fastio.dtype and fastio.shape: {error}"
-        ) from error
-    if min(shape, default=1) < 1:
-        raise FormatError(f"field {name!r} has fastio.shape {list(shape)}; sizes must be positive")
-    return dtype, shape
+    return pa.concat_arrays([storage(chunk) for chunk in column.unify_dictionaries().chunks])
 
 
 def fits(fill: Any, column: Column) -> bool:
@@ -292,42 +223,3 @@ def fits(fill: Any, column: Column) -> bool:
         return True
     limits = torch.iinfo(dtype)
     return fill == int(fill) and limits.min <= fill <= limits.max
-
-
-def _numbers(array: pa.Array, stored: StoredColumn) -> npt.NDArray[Any]:
-    """Elements of an array without nulls, without a copy where their bytes are what they should be."""
-    type_ = array.type
-    if pa.types.is_dictionary(type_):
-        return _numbers(array.dictionary_decode(), stored)
-    if pa.types.is_fixed_size_binary(type_):
-        return _fixed_size_binary(array, stored)
-    if pa.types.is_decimal(type_):
-        array = array.cast(pa.float64())
-    elif pa.types.is_temporal(type_):
-        array = array.view(pa.int32() if type_.bit_width == 32 else pa.int64())
-    return np.asarray(array.to_numpy(zero_copy_only=False))
-
-
-def _fixed_size_binary(array: pa.Array, stored: StoredColumn) -> npt.NDArray[Any]:
-    width = array.type.byte_width
-    start = array.offset * width
-    raw = np.frombuffer(array.buffers()[1] or b"", np.uint8)[start : start + len(array) * width]
-    metadata = stored.field.metadata or {}
-    if DTYPE_KEY not in metadata:
-        return raw.reshape(len(array), width)
-    dtype, shape = tensor_layout(stored.name, metadata)
-    if dtype == torch.bool:
-        values = raw.view(np.bool_) if raw.max(initial=0) <= 1 else raw != 0
-    else:
-        values = raw.view(np.dtype("<u2" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")))
-    return values.reshape(len(array), *shape)
-
-
-def _logical(rows: npt.NDArray[Any], type_: pa.FixedShapeTensorType) -> npt.NDArray[Any]:
-    """Rows of shape ``(n, num_elements)`` in the shape of a fixed-shape tensor, its permutation applied."""
-    rows = rows.reshape(len(rows), *type_.shape)
-    return rows if type_.permutation is None else rows.transpose(0, *(1 + axis for axis in type_.permutation))
-
-
-def _storage(array: pa.Array) -> pa.Array:
-    return array.storage if isinstance(array, pa.ExtensionArray) else array

@@ -23,7 +23,8 @@ def passing_rows(files: Files, filters: Any) -> Iterator[tuple[int, int, npt.NDA
 
     Args:
         files: Files to look at.
-        filters: A pyarrow expression, or what `pyarrow.parquet.filters_to_expression` takes.
+        filters: A pyarrow expression, or conditions ``(column, operator, value)`` that must all hold, or a list of
+            such lists, one of which must hold.
 
     Yields:
         File, row group, and numbers of the rows within it.
@@ -38,7 +39,7 @@ def passing_rows(files: Files, filters: Any) -> Iterator[tuple[int, int, npt.NDA
     scan_options = ds.ParquetFragmentScanOptions(pre_buffer=False, page_checksum_verification=True)
     file_format = ds.ParquetFileFormat(default_fragment_scan_options=scan_options)
     try:
-        expression = filters if isinstance(filters, ds.Expression) else pq.filters_to_expression(filters)
+        expression = filters if isinstance(filters, ds.Expression) else pq.filters_to_expression(_alternatives(filters))
         for index, file in enumerate(files.files):
             constants = [ds.field(name) == pa.scalar(value) for name, value in file.partition.items()]
             partition = reduce(and_, constants, ds.scalar(True))
@@ -50,3 +51,9 @@ def passing_rows(files: Files, filters: Any) -> Iterator[tuple[int, int, npt.NDA
                     yield index, fragment.row_groups[0].id, np.flatnonzero(keep)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise ConfigError(f"filters={filters} does not fit {files.files[0].path}: {error}") from error
+
+
+def _alternatives(filters: Any) -> list[list[tuple[Any, ...]]]:
+    """Conditions as pyarrow takes them: tuples, which YAML does not have."""
+    is_conjunction = all(len(item) == 3 and isinstance(item[0], str) for item in filters)
+    return [[tuple(condition) for condition in each] for each in ([filters] if is_conjunction else filters)]

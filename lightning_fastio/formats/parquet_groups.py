@@ -10,9 +10,9 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lightning_fastio.errors import FormatError
+from lightning_fastio.formats.blocks import Int64Array
 from lightning_fastio.formats.parquet_fields import Field
 from lightning_fastio.formats.parquet_files import Files
 from lightning_fastio.formats.parquet_filter import passing_rows
@@ -27,8 +27,6 @@ MANY_GROUPS, SMALL_GROUP_ROWS = 1000, 100
 """A warning tells about more row groups than this that hold fewer rows than this on average."""
 
 _log = logging.getLogger("lightning_fastio")
-
-Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -65,16 +65,15 @@ def check_footers(files: Files, column: Column, *, may_have_nulls: bool) -> None
         FormatError: There are nulls; the message has their number, and the number of NaN apart from it. Or a row
             group is smaller than a single value of the column.
     """
-    if column.stored.leaf < 0:
-        return
     width = column.stored.type.byte_width if pa.types.is_fixed_size_binary(column.stored.type) else 0
     # Empty lists count as nulls in the statistics, so that they say nothing about ragged columns.
-    look_for_nulls = column.stored.nullable and column.spec.kind != "ragged" and not may_have_nulls
-    look_for_nulls = look_for_nulls and files.num_chunks <= MANY_CHUNKS
+    look_for_nulls = not may_have_nulls and column.spec.kind != "ragged" and files.num_chunks <= MANY_CHUNKS
     for index, group, first_row in _row_groups(files) if width or look_for_nulls else ():
         file = files.files[index]
-        leaf = file.columns[column.name].leaf
-        chunks = files.chunks(index)
+        stored = file.columns[column.name]
+        if stored.leaf < 0 or not (width or stored.nullable):
+            continue
+        chunks, leaf = files.chunks(index), stored.leaf
         if width > chunks.num_bytes[group, leaf]:
             raise FormatError(
                 f"field {column.name!r} of {file.path} is declared with {width} bytes a row, but row group {group} "

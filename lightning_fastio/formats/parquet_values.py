@@ -12,8 +12,7 @@ import pyarrow as pa
 import torch
 
 from lightning_fastio.errors import CorruptFileError
-
-Int64Array: TypeAlias = npt.NDArray[np.int64]
+from lightning_fastio.formats.blocks import Int64Array
 
 
 @dataclass(frozen=True)

@@ -275,9 +275,10 @@ class TestFilters:
             order = np.random.default_rng(0).permutation(len(reader))
             assert reader.read(order)["y"].tolist() == [expected[i] for i in order]  # type: ignore[union-attr]
 
-    def test_expressions_and_alternatives(self, path: Path) -> None:
+    def test_expressions_alternatives_and_lists_as_in_yaml(self, path: Path) -> None:
         assert everything(path, filters=pc.field("y") < 3)["y"].tolist() == [0, 1, 2]
         assert everything(path, filters=[[("y", "==", 5)], [("y", "==", 999)]])["y"].tolist() == [5, 999]
+        assert everything(path, filters=[["y", "<", 10], ["s", "in", ["1", "2"]]])["y"].tolist() == [1, 2, 8, 9]
 
     def test_row_groups_without_a_row_are_not_read(self, path: Path) -> None:
         with closing(open_source(path, filters=[("y", "in", [150, 950])])) as reader:
