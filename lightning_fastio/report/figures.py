@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,10 @@ def as_svg(figure: Figure, name: str) -> str:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = text.getvalue()
-    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    # Names of parts, such as patch_1, are the same in all drawings, and nothing refers to them.
+    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', svg))
+    return re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)
 
 
 def as_png(figure: Figure) -> bytes:
