@@ -21,7 +21,7 @@ import torch
 from numpy.lib import format as npy_format
 from typing_extensions import Self
 
-from lightning_fastio.errors import ConfigError, SchemaError
+from lightning_fastio.errors import ConfigError, FileAccessError, SchemaError
 from lightning_fastio.formats.numpy_fields import NOTES, OFFSETS, dump_notes
 from lightning_fastio.schema import Kind
 
@@ -134,11 +134,16 @@ class NumpyWriter:
             raise SchemaError(
                 f"{self.path}: a .npy file holds one field of numbers, not {kinds}; write .npz or a folder"
             )
-        self._partial.mkdir()
-        for name, (kind, values) in rows.items():
+        for name in rows:
             if "/" in name or name.endswith(OFFSETS) or name.startswith("."):
                 raise SchemaError(f"{self.path}: {name!r} cannot be the name of a .npy file; rename the field")
-            self._columns[name] = _Column(name, kind, values, self._partial)
+        elements = {name: _element(name, kind, values) for name, (kind, values) in rows.items()}
+        try:
+            shutil.rmtree(self._partial, ignore_errors=True)  # Of a killed process with the same number.
+            self._partial.mkdir(parents=True)
+        except OSError as error:
+            raise FileAccessError(f"{self.path} cannot be written: {error.strerror or error}") from error
+        self._columns = {name: _Column(name, kinds[name], *elements[name], self._partial) for name in rows}
 
     def _pack(self, notes: str) -> Path:
         """All files in one .npz, as they are."""
@@ -157,9 +162,9 @@ class NumpyWriter:
 class _Column:
     """The files of one field."""
 
-    def __init__(self, name: str, kind: Kind, rows: Any, folder: Path) -> None:
+    def __init__(self, name: str, kind: Kind, dtype: np.dtype[Any], shape: tuple[int, ...], folder: Path) -> None:
         self.name, self.kind = name, kind
-        self.dtype, self.shape = _element(name, kind, rows)
+        self.dtype, self.shape = dtype, shape
         self.paths = [folder / f"{name}.npy"]
         if kind != "tensor":
             self.paths.append(folder / f"{name}{OFFSETS}.npy")
@@ -183,7 +188,7 @@ class _Column:
         if self.kind == "tensor":
             self._files[0].write(np.ascontiguousarray(rows).data)
             self._num_items += len(rows)
-        elif rows:
+        elif len(rows):
             lengths = [len(row) for row in rows]
             for row in rows:
                 self._files[0].write(np.ascontiguousarray(row).data)
@@ -239,14 +244,14 @@ def as_rows(name: str, values: Any) -> tuple[Kind, Any]:
         return "string", [np.frombuffer(text.encode(), np.uint8) for text in texts]
     if array.dtype.kind not in "biufc" or array.ndim == 0:
         raise SchemaError(f"field {name!r} is {array.dtype} of shape {array.shape}; numbers, text or bytes by row fit")
-    return "tensor", array
+    return "tensor", array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _element(name: str, kind: Kind, rows: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Type and shape of one row, after the varying axis where there is one."""
     if kind == "tensor":
         return rows.dtype, rows.shape[1:]
-    if not rows:
+    if not len(rows):
         return np.dtype(np.uint8), ()
     found = {(row.dtype, row.shape[1:]) for row in rows}
     if len(found) > 1:

@@ -144,6 +144,23 @@ def test_a_list_must_not_be_empty():
         open_reader({})
 
 
+def test_a_mapping_joins_formats(folder):
+    """A file with one field gives it whatever its name; one with several gives that of the name."""
+    with h5py.File(folder / "many.h5", "w") as file:
+        file["x"], file["y"] = np.arange(3) * 10, np.arange(3) * 20
+    reader = open_reader({"a": folder / "three", "b": folder / "five", "y": folder / "many.h5", "c": folder / "one"})
+    batch = reader.read([2, 1])
+    assert {name: values.tolist() for name, values in batch.items()} == {
+        "a": [2, 1],
+        "b": [2, 1],
+        "y": [40, 20],
+        "c": [2, 1],
+    }
+    with pytest.raises(ConfigError, match=r"no field 'z' but x, y.*fields=\{'z': 'x'\}"):
+        open_reader({"z": folder / "many.h5"})
+    reader.close()
+
+
 def test_file_of_another_format_in_a_list_is_not_passed_over(folder):
     with pytest.raises(FormatError, match=r"three is HDF5, but NumPy was expected"):
         open_reader([folder / "two", folder / "three"])

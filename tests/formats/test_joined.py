@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fastio import open_reader, open_writer
 from lightning_fastio.errors import ConfigError, RowIndexError, SchemaError
 from lightning_fastio.formats.base import Reader
 from lightning_fastio.formats.joined import Concatenated, SideBySide
@@ -71,6 +72,25 @@ def test_metadata_of_the_first_reader_counts():
     for index, member in enumerate(members[1:]):
         member.metadata = {"classes": f"{index}", f"own{index}": "x"}
     assert reader.metadata == {"classes": "0", "own0": "x", "own1": "x"}
+
+
+def test_what_a_joined_reader_says_of_itself():
+    reader, members, _ = parts(4, 1)
+    beside = SideBySide({"a": members[0]})
+    assert repr(reader) == "Concatenated(5 rows of 2 readers, Schema(x: int64[2], y: int64))"
+    assert repr(beside) == "SideBySide(4 rows, Schema(x: int64[2], y: int64))"
+    assert len({reader.fingerprint, beside.fingerprint, parts(1, 4)[0].fingerprint, parts(4, 1)[0].fingerprint}) == 3
+    members[0].metadata = {"a": "b"}
+    assert reader.metadata == beside.metadata == {"a": "b"}
+    assert beside.blocks is None
+    selected = Selection.of(beside, {"z": "y"})
+    assert repr(selected) == f"Selection({beside!r}, Schema(z: int64))"
+    assert selected.fingerprint not in (beside.fingerprint, Selection.of(beside, {"z": "x"}).fingerprint)
+    assert (selected.metadata, selected.blocks, selected.cache_bytes) == ({"a": "b"}, None, 1000)
+    selected.will_need([2])
+    selected.close()
+    assert members[0].announced == [[2]]
+    assert members[0].closed == 1
 
 
 def test_copies_and_close():
@@ -159,6 +179,14 @@ def test_selection_of_the_same_fields_is_the_reader_itself():
     assert Selection.of(reader, None) is reader
     assert Selection.of(reader, ["a", "b"]) is reader
     assert Selection.of(reader, ["b", "a"]) is not reader
+
+
+def test_text_under_two_names(tmp_path):
+    with open_writer(tmp_path / "a.npz") as writer:
+        writer.write({"text": ["a", "b"]})
+    batch = open_reader(tmp_path / "a.npz", {"one": "text", "two": "text"}).read([1])
+    assert batch["one"] == batch["two"] == ["b"]
+    assert batch["one"] is not batch["two"]
 
 
 def test_selection_that_does_not_fit():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -146,6 +148,37 @@ def test_pages_of_a_file_that_was_just_written_are_in_memory(path):
     if not file.has_in_memory(np.array([0, 5000])):
         pytest.skip("this file system cannot tell")
     assert file.has_in_memory(np.array([100_000]))
+
+
+def test_announced_pages_come_into_memory(tmp_path):
+    path = tmp_path / "bytes"
+    with path.open("wb") as stream:
+        stream.write(bytes(4 << 20))
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    file = MappedFile(path)
+    address = pages.address_of(file.view())
+    rows = np.array([100, 3, 101, 900])
+    if resident(address)[rows].any():
+        pytest.skip("this file system keeps all files in memory")
+    MappedArray(file, 0, "u1", (1024, 4096)).will_need(rows)
+    deadline = time.monotonic() + 60
+    while not resident(address)[rows].all():
+        assert time.monotonic() < deadline
+    assert resident(address).sum() < 512  # The others were left where they are.
+
+
+def resident(address: int) -> np.ndarray:
+    """Which of 1,024 pages are in memory."""
+    found = np.empty(1024, np.uint8)
+    libc = ctypes.CDLL(None)
+    libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(4 << 20), ctypes.c_void_p(found.ctypes.data))
+    return found % 2 == 1
+
+
+def test_empty_file(tmp_path):
+    (tmp_path / "nothing").write_bytes(b"")
+    assert len(MappedFile(tmp_path / "nothing").view()) == 0
 
 
 def test_page_ranges_are_merged_sorted_cut_and_bounded():

@@ -15,7 +15,14 @@ import scipy.sparse
 import torch
 
 from lightning_fastio import open_reader, open_writer
-from lightning_fastio.errors import ConfigError, CorruptFileError, FastIOError, FormatError, SchemaError
+from lightning_fastio.errors import (
+    ConfigError,
+    CorruptFileError,
+    FastIOError,
+    FileAccessError,
+    FormatError,
+    SchemaError,
+)
 from tests.formats.conformance import ReaderConformance, assert_rows, example, numbers
 
 
@@ -413,3 +420,78 @@ def test_unsigned_rows_above_int64_name_the_row(tmp_path):
     np.save(tmp_path / "x.npy", np.array([0, 1, 2**63], np.uint64))
     with pytest.raises(FastIOError, match=r"x\.npy, row 2: 9223372036854775808.*widen_unsigned=False"):
         open_reader(tmp_path / "x.npy").read([0, 2])
+
+
+def test_every_kind_of_field_can_be_announced_described_and_closed(tmp_path):
+    with open_writer(tmp_path / "a.npz") as writer:
+        writer.write({"rows": [np.arange(2), np.arange(3)], "text": ["a", "bc"]})
+    np.savez(tmp_path / "b.npz", name=np.array(["x", "y"]))
+    scipy.sparse.save_npz(tmp_path / "c.npz", scipy.sparse.eye(2, format="csr"))
+    for name, expected in {"a": {"text": ["bc"]}, "b": {"name": ["y"]}, "c": {"c": [[0, 1]]}}.items():
+        reader = open_reader(tmp_path / f"{name}.npz")
+        reader.will_need([1])
+        reader.close()
+        batch = reader.read([1])
+        for field, values in expected.items():
+            found = batch[field]
+            assert (found.tolist() if isinstance(found, torch.Tensor) else found) == values
+        assert [layout.name for layout in reader.layout()] == list(reader.schema)
+        reader.close()
+    assert repr(open_reader(tmp_path / "b.npz")) == "NumpyReader(2 rows, Schema(name: string))"
+
+
+def test_sparse_matrices_have_no_windows(tmp_path):
+    scipy.sparse.save_npz(tmp_path / "a.npz", scipy.sparse.eye(4, format="csr"))
+    with pytest.raises(FormatError, match="no windows"):
+        open_reader(tmp_path / "a.npz", window=2)
+
+
+def test_text_that_is_not_unicode(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.array([b"fine", b"\xff\xfe"]))
+    reader = open_reader(tmp_path / "a.npz")
+    assert reader.read([0])["x"] == ["fine"]
+    with pytest.raises(FormatError, match=r"a\.npz: field 'x' holds text that is not Unicode"):
+        reader.read([0, 1])
+    np.savez(tmp_path / "b.npz", **{"x": np.array([65, 255], np.uint8), "x.offsets": np.array([0, 1, 2])})
+    with zipfile.ZipFile(tmp_path / "b.npz", "a") as archive:
+        archive.writestr("metadata.json", '{"fastio": {"fields": {"x": "string"}, "metadata": {}}}')
+    reader = open_reader(tmp_path / "b.npz")
+    assert reader.read([0])["x"] == ["A"]
+    with pytest.raises(CorruptFileError, match="not UTF-8"):
+        reader.read([1])
+
+
+@pytest.mark.parametrize("text", [b"", b"[1]", b'{"fastio": 3}', b"\xff", b'{"classes": ["a"]}'])
+def test_notes_of_somebody_else_do_no_harm(tmp_path, text):
+    np.save(tmp_path / "x.npy", np.arange(3))
+    np.save(tmp_path / "y.npy", np.arange(3))
+    (tmp_path / "metadata.json").write_bytes(text)
+    reader = open_reader(tmp_path)
+    assert list(reader.schema) == ["x", "y"]
+    assert reader.metadata == {}
+
+
+def test_what_a_writer_refuses(tmp_path):
+    writer = open_writer(tmp_path / "data")
+    for values in (np.float32(3), np.zeros(2, "datetime64[s]"), np.array([None]), [np.zeros(2), np.zeros(3, int)]):
+        with pytest.raises(SchemaError, match="'x'"):
+            writer.write({"x": values})
+    writer.write({"x": np.array(["a", "é"]), "y": np.array([b"a", b"b"])})
+    writer.write({"x": [], "y": []})
+    writer.close()
+    writer.close()
+    with pytest.raises(SchemaError, match="closed"):
+        writer.write({"x": ["a"], "y": ["b"]})
+    assert open_reader(tmp_path / "data").read([1, 0]) == {"x": ["é", "a"], "y": ["b", "a"]}
+
+
+def test_writer_makes_folders_and_says_where_it_cannot(tmp_path):
+    with open_writer(tmp_path / "new" / "folder" / "x.npy") as writer:
+        writer.write({"x": np.arange(3, dtype=">i4")})
+        writer.write({"x": np.arange(3, dtype="<i4")})
+    assert np.load(tmp_path / "new" / "folder" / "x.npy").tolist() == [0, 1, 2, 0, 1, 2]
+    (tmp_path / "file").write_text("")
+    writer = open_writer(tmp_path / "file" / "x.npz")
+    with pytest.raises(FileAccessError, match=r"file/x\.npz cannot be written"):
+        writer.write({"x": np.arange(3)})
+    writer.abort()
