@@ -12,10 +12,12 @@ from time import perf_counter
 from typing import Any, Literal
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 Role = Literal["today", "expert", "fastio", "limit"]
+_COMPARED_WITH: tuple[Role, ...] = ("limit", "expert", "today")
 
 
 @dataclass
@@ -58,39 +60,45 @@ class Comparison:
                 if round_number:
                     contender.rates.append(rate)
 
-    def of(self, role: Role) -> float | None:
-        """Rows per second of the best contender with a role; None if there is none."""
-        return max((each.rows_per_s for each in self.contenders if each.role == role), default=None)
+    def times(self, contender: Contender, role: Role) -> float | None:
+        """How many times as fast a contender is as the best one with a role; None if there is none.
+
+        The median over the rounds of the ratio in a round, so that a noise that lasts for some rounds counts little.
+        """
+        others = [each.rates for each in self.contenders if each.role == role]
+        best = [max(rates) for rates in zip(*others, strict=True)]
+        return median(rate / other for rate, other in zip(contender.rates, best, strict=True)) if best else None
 
     def as_dict(self) -> dict[str, Any]:
         """Figures and ratios in types that JSON has."""
-        contenders = []
-        for each in self.contenders:
-            figures = {"name": each.name, "role": each.role, "rows_per_s": each.rows_per_s, "rounds": each.rates}
-            for role in ("limit", "today", "expert"):
-                other = self.of(role)
-                if other is not None:
-                    figures[f"times_{role}"] = each.rows_per_s / other
-            contenders.append(figures)
-        figures_of_all = {"title": self.title, "row_bytes": self.row_bytes, "batch_size": self.batch_size}
-        return {**figures_of_all, "note": self.note, "contenders": contenders}
+        contenders = [
+            {
+                "name": each.name,
+                "role": each.role,
+                "rows_per_s": each.rows_per_s,
+                "rounds": each.rates,
+                **{f"times_{role}": self.times(each, role) for role in _COMPARED_WITH},
+            }
+            for each in self.contenders
+        ]
+        figures = {"title": self.title, "row_bytes": self.row_bytes, "batch_size": self.batch_size, "note": self.note}
+        return {**figures, "contenders": contenders}
 
     def show(self, console: Console) -> None:
         """Print the table."""
-        table = Table(title=self.title, title_justify="left", caption=self.note or None, caption_justify="left")
+        table = Table(title=self.title, caption=self.note or None, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+        table.title_justify = table.caption_justify = "left"
         table.add_column("", no_wrap=True)
-        for heading in ("rows/s", "GB/s", "ms/batch", "of limit", "x today"):
-            table.add_column(heading, justify="right")
-        limit, today = self.of("limit"), self.of("today")
+        for heading in ("rows/s", "GB/s", "µs/batch", "of limit", "x expert", "x today"):
+            table.add_column(heading, justify="right", no_wrap=True)
         for each in self.contenders:
             rate = each.rows_per_s
             table.add_row(
                 each.name,
                 _short(rate),
                 f"{rate * self.row_bytes / 1e9:.3f}",
-                f"{1e3 * self.batch_size / rate:,.3f}",
-                f"{rate / limit:.3f}" if limit else "",
-                _times(rate / today) if today else "",
+                f"{1e6 * self.batch_size / rate:,.0f}",
+                *(_times(self.times(each, role)) for role in _COMPARED_WITH),
                 style="bold" if each.role == "fastio" else None,
             )
         console.print(table)
@@ -108,11 +116,13 @@ def _rate(start_epoch: Callable[[], Iterable[Any]], duration_s: float) -> float:
 
 
 def _short(rate: float) -> str:
-    return f"{rate / 1e6:.2f} M" if rate >= 1e6 else f"{rate / 1e3:.1f} k" if rate >= 1e3 else f"{rate:.0f}"
+    return f"{rate / 1e6:.3g} M" if rate >= 1e6 else f"{rate / 1e3:.3g} k" if rate >= 1e3 else f"{rate:.0f}"
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}"
+def _times(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
 
 
 def _num_rows(batch: Any) -> int:
