@@ -22,9 +22,10 @@ LAYERS = (
     ("errors", "schema", "allowance"),
     ("formats",),
     ("permutation", "order", "rows", "epoch", "plan"),
-    ("buffers", "tasks", "fetch", "workers", "loader", "staging", "prefetch", "waits", "verdict"),
+    ("buffers", "tasks", "fetch", "workers", "loader"),
+    ("staging", "prefetch", "waits", "verdict", "adjusting", "report"),
     ("_lightning", "stages", "datamodules", "callbacks"),
-    ("convert", "doctor", "report", "inspection", "trainer_cli"),
+    ("convert", "doctor", "inspection", "trainer_cli"),
     ("tuning", "bench", "demo", "cli"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
