@@ -20,7 +20,10 @@ from lightning_fastio.errors import CorruptFileError
 Decoder: TypeAlias = Callable[[Any, int], Any]
 """Undoes one filter: the encoded bytes and the size of the whole chunk, to the decoded bytes."""
 
-GZIP, SHUFFLE, FLETCHER32, BLOSC, ZSTD = 1, 2, 3, 32001, 32015
+GZIP, SHUFFLE, FLETCHER32, BLOSC, LZ4, ZSTD = 1, 2, 3, 32001, 32004, 32015
+
+MAX_CHECKSUM_BYTES = 64
+"""Bytes that filters may have added to a chunk before it was compressed."""
 
 MAX_CELLS = 1 << 24
 """Chunks that a shape may have room for, where only few of them are stored."""
@@ -136,7 +139,7 @@ def index_chunks(dataset: Any, file_size: int) -> ChunkIndex | str:
 
 def decoders_for(filters: Sequence[Filter]) -> list[Decoder] | None:
     """What undoes each filter, in the order of the pipeline; None if one of them needs the library."""
-    makers = {GZIP: _gzip, SHUFFLE: _shuffle, FLETCHER32: _fletcher32, BLOSC: _blosc, ZSTD: _zstd}
+    makers = {GZIP: _gzip, SHUFFLE: _shuffle, FLETCHER32: _fletcher32, BLOSC: _blosc, LZ4: _lz4, ZSTD: _zstd}
     decoders = [makers[filter_.number](filter_) if filter_.number in makers else None for filter_ in filters]
     return [decoder for decoder in decoders if decoder is not None] if None not in decoders else None
 
@@ -188,9 +191,9 @@ def _gzip(_: Filter) -> Decoder:
         from zlib import decompressobj  # type: ignore[assignment]
 
     def inflate(data: Any, num_bytes: int) -> bytes:
-        # Bounded, so that a damaged stream cannot inflate without end; a checksum may come on top of the chunk.
+        # Bounded, so that a damaged stream cannot inflate without end.
         stream = decompressobj()
-        decoded: bytes = stream.decompress(data, num_bytes + 4096)
+        decoded: bytes = stream.decompress(data, num_bytes + MAX_CHECKSUM_BYTES)
         if not stream.eof:
             raise CorruptFileError("its gzip stream is incomplete")
         return decoded
@@ -277,3 +280,28 @@ def _zstd(filter_: Filter) -> Decoder | None:
     except ImportError:
         return None
     return lambda data, _: zstd.decompress(data)
+
+
+def _lz4(_: Filter) -> Decoder | None:
+    try:
+        from numcodecs import lz4
+    except ImportError:
+        return None
+
+    def decompress(data: Any, num_chunk_bytes: int) -> bytes:
+        # Big-endian: size of the whole and of a block, then each block after its stored size; equal sizes mean a copy.
+        view = memoryview(data)
+        total, block_bytes = int.from_bytes(view[:8], "big"), int.from_bytes(view[8:12], "big")
+        if block_bytes == 0 or total > num_chunk_bytes + MAX_CHECKSUM_BYTES:
+            raise CorruptFileError(f"its lz4 header speaks of {total} bytes in blocks of {block_bytes}")
+        pieces, start = [], 12
+        for done in range(0, total, block_bytes):
+            num_bytes = min(block_bytes, total - done)
+            stop = start + 4 + int.from_bytes(view[start : start + 4], "big")
+            block = view[start + 4 : stop]
+            is_copy = len(block) == num_bytes
+            pieces.append(block if is_copy else lz4.decompress(num_bytes.to_bytes(4, "little") + bytes(block)))
+            start = stop
+        return b"".join(pieces)
+
+    return decompress

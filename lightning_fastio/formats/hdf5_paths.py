@@ -15,21 +15,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fastio.errors import CorruptFileError, FileAccessError, FormatError, MissingDependencyError
+from lightning_fastio.errors import CorruptFileError, FileAccessError, MissingDependencyError
 from lightning_fastio.formats.blocks import BlockCache
 from lightning_fastio.formats.hdf5_blocks import BlockDataset, ChunkRows, LibraryRows, Values, rows_per_block
 from lightning_fastio.formats.hdf5_chunks import ChunkIndex, Filter, decoders_for, filters_of, index_chunks
 from lightning_fastio.formats.hdf5_library import H5File
 from lightning_fastio.formats.hdf5_mapped import ContiguousDataset, MappedChunks
+from lightning_fastio.formats.hdf5_source import Source, WindowedDataset
 from lightning_fastio.formats.hdf5_types import Element, is_raw
 from lightning_fastio.formats.mapped import MappedFile
-from lightning_fastio.schema import Batch, FieldSpec
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -45,48 +45,6 @@ NUM_SAMPLES = 16
 
 OBJECT_BYTES = 64
 """What a Python object takes besides its content."""
-
-
-class Source(Protocol):
-    """Rows of one dataset, which gives one field or several."""
-
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        """The fields that the dataset gives."""
-        ...
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all rows in memory, estimated where rows vary in length."""
-        ...
-
-    @property
-    def bounds(self) -> Int64Array | None:
-        """Row boundaries of the blocks that decode whole; None when every row costs the same."""
-        ...
-
-    def read(self, rows: Int64Array, out: Batch, positions: Int64Array | None = None) -> Batch:
-        """Checked rows of all fields.
-
-        Args:
-            rows: Row numbers.
-            out: A buffer for each field that is a tensor; lists for the others too if ``positions`` are given.
-            positions: Ascending places of the rows in larger buffers; one after another by default.
-        """
-        ...
-
-    def announce(self, rows: Int64Array) -> None:
-        """Start the I/O or decoding of rows."""
-        ...
-
-    def close(self) -> None:
-        """Release maps, handles and decoded blocks."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -319,55 +277,3 @@ def _map_of(file: H5File, options: PathOptions) -> MappedFile:
 
 def _windowed(source: Source, options: PathOptions) -> Source:
     return source if options.window is None else WindowedDataset(source, options.window, options.stride)
-
-
-def num_windows(num_rows: int, window: int, stride: int) -> int:
-    """Windows of a length that fit, at a stride."""
-    return max(0, (num_rows - window) // stride + 1)
-
-
-class WindowedDataset:
-    """Overlapping windows of rows as rows."""
-
-    def __init__(self, rows: Source, window: int, stride: int) -> None:
-        """Set up.
-
-        Args:
-            rows: The single rows.
-            window: Rows of a window.
-            stride: Rows from the start of one window to the start of the next.
-
-        Raises:
-            FormatError: Rows differ in length, so that windows have no shape.
-        """
-        for name, spec in rows.fields.items():
-            if spec.kind != "tensor":
-                raise FormatError(f"window= takes rows of numbers of one shape, but {name!r} is {spec}")
-        self._rows, self._window, self._stride = rows, window, stride
-        self.fields = {name: replace(spec, shape=(window, *spec.shape)) for name, spec in rows.fields.items()}
-        self.num_rows = num_windows(rows.num_rows, window, stride)
-        self.num_bytes = rows.num_bytes
-        self.bounds: Int64Array | None = None
-        if rows.bounds is not None:  # A window belongs to the block of its first row.
-            starts = np.unique(-(-rows.bounds[:-1] // stride))
-            self.bounds = np.append(starts[starts < self.num_rows], self.num_rows)
-
-    def read(self, rows: Int64Array, out: Batch, positions: Int64Array | None = None) -> Batch:
-        """Windows into the buffers in ``out``; see `Source.read`."""
-        flat: Batch = {name: out[name].flatten(0, 1) for name in self.fields}  # type: ignore[union-attr]
-        places = (
-            None if positions is None else (positions[:, None] * self._window + np.arange(self._window)).reshape(-1)
-        )
-        self._rows.read(self._single(rows), flat, places)
-        return {name: out[name] for name in self.fields}
-
-    def announce(self, rows: Int64Array) -> None:
-        """Decode the blocks of windows ahead."""
-        self._rows.announce(self._single(rows))
-
-    def close(self) -> None:
-        """Close the rows."""
-        self._rows.close()
-
-    def _single(self, windows: Int64Array) -> Int64Array:
-        return (windows[:, None] * self._stride + np.arange(self._window)).reshape(-1)

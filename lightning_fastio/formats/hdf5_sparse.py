@@ -15,7 +15,7 @@ import torch
 
 from lightning_fastio.errors import CorruptFileError, FormatError
 from lightning_fastio.formats.csr import csr_tensor
-from lightning_fastio.formats.hdf5_paths import Source
+from lightning_fastio.formats.hdf5_source import Source
 from lightning_fastio.schema import Batch, FieldSpec
 
 Int64Array = npt.NDArray[np.int64]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 import h5py
 import numpy as np
@@ -264,6 +265,31 @@ def test_a_single_unlimited_axis_that_is_not_the_first(make):
         "x": "h5py (HDF5 misplaces chunks where one axis is unlimited and it is not the first)"
     }
     np.testing.assert_array_equal(reader.read(ROWS)["x"], data[ROWS])
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<f4", ">i8", "<c16"])
+def test_filters_without_optional_packages(make, monkeypatch, dtype):
+    data = np.arange(70).reshape(10, 7).astype(dtype)
+    filters = {"compression": "gzip", "shuffle": True, "fletcher32": True}
+    path = make(lambda file: file.create_dataset("x", data=data, chunks=(3, 7), **filters))
+    for package in ("isal", "isal.isal_zlib", "numcodecs"):
+        monkeypatch.setitem(sys.modules, package, None)
+    reader = open_reader(path)
+    assert read_paths(reader) == {"x": "raw chunks decoded in threads"}
+    np.testing.assert_array_equal(reader.read(ROWS)["x"], data[ROWS])
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd", "blosc"])
+def test_plugins_decode_outside_of_the_library(tmp_path, compression):
+    """Both what compresses and what does not, in more than one block of the codec."""
+    data = np.random.default_rng(0).integers(0, 256, (6, 1 << 20)).astype(np.uint8)
+    data[::2] = 7
+    with open_writer(tmp_path / "x.h5", compression=compression, rows_per_block=2) as writer:
+        writer.write({"x": data})
+    reader = open_reader(tmp_path / "x.h5")
+    assert read_paths(reader) == {"x": "raw chunks decoded in threads"}
+    np.testing.assert_array_equal(reader.read([5, 0, 3])["x"], data[[5, 0, 3]])
+    reader.close()
 
 
 @pytest.mark.parametrize("swapped", [False, True], ids=["now", "before 1.6.3"])
