@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lightning_fastio.errors import ConfigError
+from lightning_fastio.errors import ConfigError, SchemaError
 from lightning_fastio.formats.base import Reader
 from lightning_fastio.rows import AllRows, ChosenRows, Part, RowSet, Split, balanced_weights
 
@@ -96,7 +96,10 @@ class Stages:
             raise ConfigError(f"there is no data for {stage}: {remedy}")
         key = repr(source)
         if key not in self._readers:
-            self._readers[key] = self._open_source(source)
+            opened = self._open_source(source)
+            for other in self._readers.values():
+                _check_same_codes(opened, other)
+            self._readers[key] = opened
         return self._readers[key]
 
     def any_reader(self) -> Reader:
@@ -225,3 +228,14 @@ class Stages:
             raise ConfigError(f"field {field!r} has shape {column.shape[1:]} in each row; expected one value")
         self._columns[field] = column
         return column
+
+
+def _check_same_codes(reader: Reader, other: Reader) -> None:
+    """Refuse categories that have another code in the data of another stage."""
+    for name in set(reader.schema) & set(other.schema):
+        found, expected = reader.schema[name].categories, other.schema[name].categories
+        if any(a != b for a, b in zip(found, expected, strict=False)):
+            raise SchemaError(
+                f"field {name!r}: its codes mean {list(found)} in {reader!r}, but {list(expected)} in {other!r}; write "
+                "the data of all stages with the same categories, or divide one source with val_split"
+            )

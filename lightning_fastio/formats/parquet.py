@@ -78,10 +78,14 @@ class ParquetReader:
         self.cache_bytes = cache_bytes
         self._start()
 
+    @property
+    def _name(self) -> str:
+        others = f" and {len(self._files.files) - 1} more" if len(self._files.files) > 1 else ""
+        return f"{self._files.files[0].path}{others}"
+
     def _check_has_rows(self, num_rows: int, which: str) -> None:
         if num_rows == 0:
-            others = f" and {len(self._files.files) - 1} more" if len(self._files.files) > 1 else ""
-            raise SchemaError(f"{self._files.files[0].path}{others} has no row{which}")
+            raise SchemaError(f"{self._name} has no row{which}")
 
     def _start(self) -> None:
         self._cache: BlockCache[int, dict[str, Values]] = BlockCache(
@@ -100,7 +104,7 @@ class ParquetReader:
         return self._groups.num_rows
 
     def __repr__(self) -> str:
-        return f"ParquetReader({len(self)} rows in {len(self._files.files)} files, {self.schema})"
+        return f"ParquetReader({self._name}: {len(self)} rows, {self.schema})"
 
     @property
     def blocks(self) -> Int64Array:

@@ -10,7 +10,8 @@
 | ``arrow.fixed_shape_tensor`` | a tensor of its logical shape: a permutation is applied |
 | fixed-size lists, lists of equal length, nested too | a tensor |
 | lists of varying length | a list of tensors, or what ``ragged`` says |
-| dictionary of strings (a pandas categorical) | int64 codes into ``FieldSpec.categories``, the same for all files |
+| dictionary of strings (a pandas categorical) | int64 codes into ``FieldSpec.categories``, the same for all files;
+  sorted, unless the dictionary is ordered |
 | strings, binary | list of str, list of bytes |
 | struct | one field for each member, named ``struct.member`` |
 """

@@ -153,7 +153,7 @@ class _Planner:
         if None in column.lengths:
             column = column.measured(measure_lengths(self._files, column, self._options.ragged))
         if column.is_categorical:
-            column = column.with_vocabulary(read_vocabulary(self._files, name))
+            column = column.with_vocabulary(read_vocabulary(self._files, column))
         check_footers(self._files, column, may_have_nulls=fill is not None or self._options.has_filters)
         return column
 

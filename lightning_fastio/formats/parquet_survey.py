@@ -49,13 +49,17 @@ def measure_lengths(files: Files, column: Column, ragged: RaggedPolicy) -> tuple
     return tuple(0 if length == _UNSEEN else length for length in found)
 
 
-def read_vocabulary(files: Files, name: str) -> list[str]:
-    """Names in the dictionaries of all row groups, in order of first appearance."""
+def read_vocabulary(files: Files, column: Column) -> list[str]:
+    """Names in the dictionaries of all row groups.
+
+    Those of an ordered dictionary keep its order. Others are sorted, since the order of first appearance would give
+    training and validation data different codes.
+    """
     names: dict[str, None] = {}
     for index, group, _ in _row_groups(files):
-        array = extract(files.read(index, [group], [name]), files.files[index].columns[name])
+        array = extract(files.read(index, [group], [column.name]), files.files[index].columns[column.name])
         names.update(dict.fromkeys(array.dictionary.to_pylist()))
-    return list(names)
+    return list(names) if column.stored.type.ordered else sorted(names)
 
 
 def check_footers(files: Files, column: Column, *, may_have_nulls: bool) -> None:
@@ -102,12 +106,17 @@ def _lists(files: Files, column: Column) -> Iterator[tuple[tuple[str, int], pa.A
 
 
 def _footers_agree(files: Files, column: Column, lengths: list[int | None]) -> bool:
-    """Whether every row group has exactly the number of values that lists of these lengths give."""
+    """Whether every row group has exactly the number of values that lists of these lengths give.
+
+    An empty list counts as one value, and as a null: with one value a row, only the nulls tell it apart.
+    """
     num_values = prod(length or 0 for length in lengths)
     for index, group, _ in _row_groups(files):
         file = files.files[index]
-        found = files.chunks(index).num_values[group, file.columns[column.name].leaf]
-        if found != num_values * file.group_rows[group]:
+        chunks, leaf = files.chunks(index), file.columns[column.name].leaf
+        if chunks.num_values[group, leaf] != num_values * file.group_rows[group]:
+            return False
+        if num_values == 1 and chunks.num_nulls[group, leaf] != 0:
             return False
     return True
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from lightning_fastio import ParquetDataModule
 from lightning_fastio.errors import FormatError, SchemaError
 from lightning_fastio.formats.parquet import open_source, open_target
 from lightning_fastio.formats.parquet_files import Files
@@ -381,6 +382,19 @@ def test_p23_stray_files_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFi
     write(tmp_path / "b.PARQUET", {"y": [2]})
     assert everything(tmp_path)["y"].tolist() == [1, 2]
     assert "a.parquet.tmp" in caplog.text
+
+
+def test_codes_mean_the_same_in_training_and_validation(tmp_path: Path) -> None:
+    paths = {}
+    for stage, names in {"train": ["b", "a", "c"], "val": ["a", "c", "b"], "test": ["c", "b"]}.items():
+        path = tmp_path / f"{stage}.parquet"
+        paths[stage] = str(write(path, {"x": [0.0] * len(names), "label": pa.array(names).dictionary_encode()}))
+    data = ParquetDataModule(train=paths["train"], val=paths["val"], test=paths["test"])
+    data.setup("fit")
+    assert next(iter(data.val_dataloader()))["label"].tolist() == [0, 2, 1]
+    with pytest.raises(SchemaError, match=r"'label': its codes mean \['b', 'c'\] .*test.parquet.* \['a', 'b', 'c'\]"):
+        data.setup("test")
+    data.teardown("fit")
 
 
 def test_no_thread_is_left_after_close(tmp_path: Path) -> None:
