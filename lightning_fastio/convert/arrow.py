@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,8 @@ def spill(source: Path | list[Path], workspace: Path) -> Path:
         if writer is not None:
             writer.close()
         path.unlink(missing_ok=True)
+        with suppress(OSError):
+            workspace.rmdir()
         raise
     return path
 
@@ -139,32 +141,25 @@ def _csv_types(files: list[Path]) -> dict[str, pa.DataType]:
 
 
 def _converts(column: pa.Array, type_: pa.DataType) -> bool:
+    """Whether every value is of a type; numbers such as 007 are names, which would lose their zeros."""
     try:
-        numbers = pc.cast(column, type_)
+        pc.cast(column, type_)
     except pa.ArrowInvalid:
         return False
-    # Numbers such as 007 are names: as integers they would lose their zeros.
-    return type_ != pa.int64() or bool(pc.all(pc.equal(pc.cast(numbers, pa.string()), column), min_count=0).as_py())
+    return type_ == pa.bool_() or not pc.any(pc.match_substring_regex(column, "^[+-]?0[0-9]"), min_count=0).as_py()
 
 
 def _read_csv(file: Path, types: dict[str, pa.DataType] | None) -> Iterator[pa.RecordBatch]:
     """Batches of a CSV file; without ``types``, all columns as text."""
-    delimiter = "\t" if ".tsv" in file.name.lower() else ","
+    parse = pa_csv.ParseOptions(delimiter="\t" if ".tsv" in file.name.lower() else ",", newlines_in_values=True)
     scanning = types is None
     if types is None:
-        with pa_csv.open_csv(
-            file, pa_csv.ReadOptions(block_size=1 << 20), pa_csv.ParseOptions(delimiter, newlines_in_values=True)
-        ) as reader:
-            names = reader.schema.names
-        types = dict.fromkeys(names, pa.string())
+        with pa_csv.open_csv(file, parse_options=parse) as reader:
+            types = dict.fromkeys(reader.schema.names, pa.string())
     # Text keeps its empty values and its "NA"; to numbers they are nulls; while the types are open, either.
     convert = pa_csv.ConvertOptions(column_types=types, strings_can_be_null=scanning, null_values=_CSV_NULLS)
-    with pa_csv.open_csv(
-        file,
-        pa_csv.ReadOptions(block_size=_BLOCK_BYTES),
-        pa_csv.ParseOptions(delimiter, newlines_in_values=True),
-        convert,
-    ) as reader:
+    read = pa_csv.ReadOptions(block_size=_BLOCK_BYTES)
+    with pa_csv.open_csv(file, read, parse, convert) as reader:
         yield from reader
 
 

@@ -129,6 +129,7 @@ def open_image_folder(
         skipped=skipped,
         task_pictures=task_pictures(everything, rules, encoded=encoded, ragged=ragged),
         num_items=sum(len(split.names) for split in splits),
+        split_names=tuple(split.name for split in splits if split.name),
     )
 
 

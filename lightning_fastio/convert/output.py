@@ -19,7 +19,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -157,6 +157,8 @@ class Output:
         """Append what the next task gave; its arrays may change once this returns."""
         if self._writer is not None and split != self._pending.split:
             self._end_shard()
+        if self.target.destination.suffix.lower() == ".npy":
+            loaded = as_stream(loaded)
         if loaded.rows:
             if self._writer is None:
                 self._writer = self._open_writer(split, loaded.rows)
@@ -254,6 +256,15 @@ class Pending:
         self.skipped += loaded.skipped
         if loaded.statistics:
             self.statistics.append(loaded.statistics)
+
+
+def as_stream(loaded: Loaded) -> Loaded:
+    """Rows for a lone .npy file: of one ragged field, such as tokens, the values one after the other."""
+    if len(loaded.rows) != 1:
+        return loaded
+    [(name, values)] = loaded.rows.items()
+    ragged = isinstance(values, list) and isinstance(values[0], np.ndarray)
+    return replace(loaded, rows={name: np.concatenate(values)}) if ragged else loaded
 
 
 def describe_fields(rows: RowBatch) -> dict[str, str]:

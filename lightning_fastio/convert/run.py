@@ -18,7 +18,7 @@ from lightning_fastio.convert.progress import Progress
 from lightning_fastio.convert.source import Skipped, Source
 from lightning_fastio.convert.statistics import WithStatistics, merge
 from lightning_fastio.convert.target import Target
-from lightning_fastio.errors import CorruptFileError, FormatError
+from lightning_fastio.errors import ConfigError, CorruptFileError, FormatError
 
 logger = logging.getLogger("lightning_fastio")
 
@@ -34,6 +34,11 @@ def run_conversion(source: Source, target: Target, run: RunOptions, options: dic
     """
     with closing(source):
         _check_skipped(source.skipped, run)
+        if len(source.split_names) > 1 and not target.is_folder:
+            raise ConfigError(
+                f"the source has the splits {', '.join(map(repr, source.split_names))}, and {target.destination} is one "
+                f"file: give a folder, and format='{target.format}'"
+            )
         return (preview if run.dry_run else _convert)(source, target, run, options)
 
 

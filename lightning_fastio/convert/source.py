@@ -89,6 +89,8 @@ class Source(ABC):
     """Stored with the rows and delivered as ``Reader.metadata``, such as ``classes`` as a JSON list."""
     skipped: list[Skipped] = field(default_factory=list)
     """Inputs left out before any was loaded, such as an image without its mask."""
+    split_names: tuple[str, ...] = ()
+    """The splits that tasks belong to, in order; empty without splits."""
     engine: Engine = "process"
     """Where ``load`` runs best: processes for decoding in Python, threads for work that releases the GIL."""
 

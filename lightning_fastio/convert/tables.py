@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ class Table(Source):
         """Close the reader and remove the copy that a CSV or Arrow file was read through."""
         self.reader.close()
         if self.spilled is not None:
-            self.spilled.unlink(missing_ok=True)
+            _remove(self.spilled)
 
 
 def open_table(
@@ -87,24 +88,42 @@ def open_table(
         FormatError: The source has no rows.
     """
     spilled = spill(source, workspace) if is_arrow(source) else None
-    opened = source if spilled is None else spilled
-    options = {} if null_fill is None else {"null_fill": null_fill}
-    reader = open_reader(opened, fields, widen_unsigned=False, **options)
-    if not len(reader):
-        raise FormatError(f"{source}: there are no rows")
-    for name, dtype in (dtypes or {}).items():
-        _check_dtype(name, dtype, reader)
+    try:
+        reader = _open(source if spilled is None else spilled, fields, null_fill, strict=spilled is not None)
+        for name, dtype in (dtypes or {}).items():
+            _check_dtype(name, dtype, reader)
+    except BaseException:
+        if spilled is not None:
+            _remove(spilled)
+        raise
     task_rows = max(1, min(_MAX_TASK_ROWS, TASK_BYTES // max(1, reader.schema.row_bytes)))
     return Table(
         load=ReadRows(reader, _order_of(reader, shuffle_seed), dict(dtypes or {})),
         fingerprint=reader.fingerprint,
         num_items=len(reader),
-        metadata=_metadata_of(reader, _stored_classes(opened)),
+        metadata=_metadata_of(reader, _stored_classes(source if spilled is None else spilled)),
         engine="thread",
         reader=reader,
         task_rows=task_rows,
         spilled=spilled,
     )
+
+
+def _open(source: Any, fields: Any, null_fill: Any, *, strict: bool) -> Reader:
+    if strict and fields is None:
+        # Named, a column that does not load is an error; unnamed, it would be left out with a notice.
+        fields = pq.read_schema(source).names
+    options = {} if null_fill is None else {"null_fill": null_fill}
+    reader = open_reader(source, fields, widen_unsigned=False, **options)
+    if not len(reader):
+        raise FormatError(f"{source}: there are no rows")
+    return reader
+
+
+def _remove(spilled: Path) -> None:
+    spilled.unlink(missing_ok=True)
+    with suppress(OSError):
+        spilled.parent.rmdir()
 
 
 def as_array(values: Any) -> Any:
