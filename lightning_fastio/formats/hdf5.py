@@ -163,7 +163,7 @@ class HDF5Reader:
         specs = {name: spec for path in paths for name, spec in path.source.fields.items()}
         self.schema = Schema(specs if fields is None else {name: specs[name] for name in fields})
         self._num_rows = paths[0].source.num_rows
-        self._note_missing_chunks()
+        self._note_unwritten()
 
     def __len__(self) -> int:
         return self._num_rows
@@ -323,14 +323,12 @@ class HDF5Reader:
         rows = SparseRows(next(iter(elements)), found, open_column, sparse=self._sparse)
         return replace(columns[0], source=rows, stored=f"sparse rows of {columns[0].stored}")
 
-    def _note_missing_chunks(self) -> None:
+    def _note_unwritten(self) -> None:
         for path in self._paths:
-            if path.num_missing:
+            if path.never_written:
+                names = " and ".join(map(repr, path.source.fields))
                 _log.warning(
-                    "%s: %d chunks of %s were never written: their rows have the fill value",
-                    self.path,
-                    path.num_missing,
-                    " and ".join(map(repr, path.source.fields)),
+                    "%s: %s of %s were never written and read as the fill value", self.path, path.never_written, names
                 )
 
 

@@ -97,12 +97,8 @@ class ChunkRows:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             file.check_unchanged(os.fstat(descriptor))
-            if (
-                len(bands) == 1
-                and stop - start == index.chunk[0]
-                and index.covers_sample
-                and index.offsets[bands[0], 0] > 0
-            ):
+            is_one_chunk = index.covers_sample and stop - start == index.chunk[0]
+            if is_one_chunk and index.offsets[bands[0], 0] >= 0:
                 return self._chunk(descriptor, bands[0], 0)
             out = np.empty((stop - start, *index.shape[1:]), index.dtype)
             for band in bands:

@@ -72,11 +72,6 @@ class ChunkIndex:
         return prod(self.chunk) * self.dtype.itemsize
 
     @property
-    def num_missing(self) -> int:
-        """Chunks that were never written, whose elements have the fill value."""
-        return int((self.offsets < 0).sum())
-
-    @property
     def covers_sample(self) -> bool:
         """Whether each row lies in one piece: chunks are cut along the first axis only."""
         return self.chunk[1:] == self.shape[1:]

@@ -1,11 +1,11 @@
-"""The way from an HDF5 dataset to its rows: which of the three read paths it takes, and why.
+"""The way from an HDF5 dataset to its rows: which read path it takes, and why.
 
-    contiguous, no filter                      memory map
-    chunks along the first axis, no filter     memory map of chunks
-    filters with decoders, chunks of any shape raw chunks decoded in threads
-    everything else                            h5py
+    contiguous                                        memory map
+    chunks along the first axis, no filter            memory map of chunks
+    other chunks, no filter or filters with decoders  raw chunks, decoded in threads
+    everything else                                   h5py
 
-Whatever the library cannot be trusted to locate, and all types that need conversion, go through h5py.
+What HDF5 cannot be trusted to locate, and types that need conversion, go through h5py: right before fast.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ FILTER_NAMES |= {32001: "blosc", 32004: "lz4", 32008: "bitshuffle", 32015: "zstd
 LARGE_CHUNK_BYTES = 16 << 20
 """Chunks above this size are slow to shuffle: each costs a decode for the few rows that a window takes from it."""
 
-
 NUM_SAMPLES = 16
 """Rows that are read to estimate the size of rows of varying length."""
 
@@ -57,8 +56,8 @@ class Path:
     read_path: str
     hint: str = ""
     """Why the layout is slow; empty when there is nothing to gain."""
-    num_missing: int = 0
-    """Chunks that were never written, whose rows have the fill value."""
+    never_written: str = ""
+    """How much was never written and reads as the fill value; empty when everything was."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,13 @@ def choose_path(dataset: Any, elements: Mapping[str, Element], file: H5File, opt
     filters = filters_of(dataset)
     check_filters(filters, file.path, dataset.name)
     check_other_files(dataset, file.path)
-    stored = describe(dataset, filters)
+    path = _fastest_path(dataset, elements, file, options, describe(dataset, filters))
+    return replace(path, never_written=never_written(dataset))
+
+
+def _fastest_path(
+    dataset: Any, elements: Mapping[str, Element], file: H5File, options: PathOptions, stored: str
+) -> Path:
     if not is_raw(dataset):
         return _library_path(dataset, elements, file, options, stored)
     if dataset.chunks is None:
@@ -132,7 +137,7 @@ def _mapped_chunks_path(
     if not index.covers_sample or element.members or index.chunk_bytes == 0:
         return None
     mapped = MappedChunks(name, element, _map_of(file, options), index, fill_value(dataset))
-    return Path(_windowed(mapped, options), stored, "memory map of chunks", num_missing=index.num_missing)
+    return Path(_windowed(mapped, options), stored, "memory map of chunks")
 
 
 def _raw_chunks_path(
@@ -158,7 +163,7 @@ def _raw_chunks_path(
         options.cache,
     )
     read_path = "raw chunks decoded in threads" if index.filters else "raw chunks assembled in threads"
-    return Path(_windowed(source, options), stored, read_path, hint, num_missing=index.num_missing)
+    return Path(_windowed(source, options), stored, read_path, hint)
 
 
 def _library_path(
@@ -228,6 +233,16 @@ def check_other_files(dataset: Any, file: str) -> None:
             raise FileAccessError(
                 f"{file}: the values of the {kind} dataset {dataset.name!r} are in {name!r}, a file that is missing"
             )
+
+
+def never_written(dataset: Any) -> str:
+    """How much of a dataset was never written, which HDF5 answers with its fill value; empty if nothing is known."""
+    if dataset.chunks is not None:
+        num_chunks = prod(-(-length // size) for length, size in zip(dataset.shape, dataset.chunks, strict=True))
+        num_missing = num_chunks - dataset.id.get_num_chunks()
+        return f"{num_missing} of {num_chunks} chunks" if num_missing > 0 else ""
+    is_elsewhere = dataset.is_virtual or dataset.external is not None
+    return "all values" if dataset.size and not dataset.id.get_storage_size() and not is_elsewhere else ""
 
 
 def fill_value(dataset: Any) -> npt.NDArray[Any]:

@@ -71,6 +71,10 @@ def test_h4_rows_never_written_are_told(make, tmp_path, caplog):
         f"{tmp_path / 'x.h5'}: 4 chunks of 'x' were never written: their rows have the fill value"
     ]
     assert reader.read(range(10))["x"][:, 0].tolist() == [1] * 6 + [0] * 4
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (10, 4), "f4", fillvalue=3)
+    assert open_reader(path).read([9])["x"].tolist() == [[3.0] * 4]
+    assert caplog.messages[1:] == [f"{path}: all values of 'x' were never written and read as the fill value"]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
