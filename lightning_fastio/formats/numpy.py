@@ -26,6 +26,7 @@ from lightning_fastio.formats.joined import Concatenated, SideBySide
 from lightning_fastio.formats.mapped import MappedArray
 from lightning_fastio.formats.numpy_columns import Column, TensorColumn
 from lightning_fastio.formats.numpy_fields import (
+    OFFSETS,
     Contents,
     FieldOptions,
     RaggedPolicy,
@@ -37,7 +38,7 @@ from lightning_fastio.formats.numpy_fields import (
 )
 from lightning_fastio.formats.numpy_writer import NumpyWriter
 from lightning_fastio.formats.pages import Int64Array
-from lightning_fastio.formats.selection import Selection, stored_names, wanted_fields
+from lightning_fastio.formats.selection import Selection, stored_names, unknown_field, wanted_fields
 from lightning_fastio.schema import Batch, Schema
 
 logger = logging.getLogger("lightning_fastio")
@@ -230,11 +231,16 @@ def _open_arrays(paths: list[Path], names: list[str] | None, options: FieldOptio
             f"a list of files joins rows of one field, but the names {first!r} and {second!r} differ; "
             f"{{'x': [...]}} joins their rows, {{{first!r}: ..., {second!r}: ...}} puts fields side by side"
         )
+    if names is not None:
+        for name in names:
+            if name not in groups:
+                raise unknown_field(name, groups, paths[0].parent)
+        # Other files are not even looked into; they may be damaged.
+        groups = {name: group for name, group in groups.items() if name.removesuffix(OFFSETS) in names}
     if all(len(group) == 1 for group in groups.values()):
-        return _joined(
-            [_reader(Contents.of_files({name: group[0] for name, group in groups.items()}), names, options)], paths
-        )
-    wanted = groups if names is None else [name for name in names if name in groups]
+        contents = Contents.of_files({name: group[0] for name, group in groups.items()})
+        return _joined([_reader(contents, names, options)], contents.paths)
+    wanted = groups if names is None else names
     found = {name: or_reason(partial(_open_shards, groups[name], name, options)) for name in wanted}
     chosen = choose(found, names, list(groups), str(paths[0].parent))
     return SideBySide({name: shards.reader for name, shards in chosen.items()})

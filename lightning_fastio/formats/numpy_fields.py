@@ -93,12 +93,10 @@ class Contents:
         """Arrays of .npy files by field name."""
         first = next(iter(paths.values()))
         arrays = {name: replace(read_npy(path), name=name) for name, path in paths.items()}
-        where, notes = str(first), b""
-        if len(paths) > 1:
-            where, notes_path = str(first.parent), first.with_name(NOTES)
-            if notes_path.is_file() and notes_path.stat().st_size <= _MOST_NOTES_BYTES:
-                notes = notes_path.read_bytes()
-        return cls(where, arrays, list(paths.values()), "", *_parse_notes(notes))
+        notes_path = first.with_name(NOTES)
+        is_noted = notes_path.is_file() and notes_path.stat().st_size <= _MOST_NOTES_BYTES
+        where = str(first.parent if len(paths) > 1 else first)
+        return cls(where, arrays, list(paths.values()), "", *_parse_notes(notes_path.read_bytes() if is_noted else b""))
 
     @property
     def is_sparse(self) -> bool:
@@ -110,7 +108,8 @@ class Contents:
         """Fields, loadable or not, in the order of the notes, then of the files."""
         if self.is_sparse:
             return [self.stem]
-        fields = [name for name in self.arrays if name.removesuffix(OFFSETS) not in self.arrays or name[-8:] != OFFSETS]
+        companions = {name + OFFSETS for name in self.arrays}
+        fields = [name for name in self.arrays if name not in companions]
         noted = [name for name in self.kinds if name in fields]
         return noted + [name for name in fields if name not in noted]
 
@@ -181,11 +180,14 @@ def _open_column(contents: Contents, name: str, options: FieldOptions) -> Column
     if contents.is_sparse:
         if options.window is not None:
             raise FormatError("a sparse matrix, which has no windows")
+        for array in contents.arrays.values():
+            array.verify()
         return SparseColumn(name, contents.arrays, sparse=options.sparse, widen_unsigned=options.widen_unsigned)
     array, offsets = contents.arrays[name], contents.arrays.get(name + OFFSETS)
     reason = why_not(array)
     if reason:
         raise FormatError(f"{array.dtype} {array.shape}: {reason}")
+    array.verify()
     if offsets is None and array.dtype.kind not in "SU":
         widen, window, stride = options.widen_unsigned, options.window, options.stride
         return TensorColumn(name, array, widen_unsigned=widen, window=window, stride=stride)
@@ -193,6 +195,7 @@ def _open_column(contents: Contents, name: str, options: FieldOptions) -> Column
         raise FormatError("text or rows of varying length, which have no windows")
     if offsets is None:
         return TextColumn(name, array)
+    offsets.verify()
     return _open_ragged(name, array, Offsets(offsets, array.shape[0]), contents.kinds.get(name, "ragged"), options)
 
 

@@ -7,6 +7,7 @@ loaded.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import struct
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -30,9 +31,20 @@ from lightning_fastio.formats.pages import Bytes, Int64Array
 logger = logging.getLogger("lightning_fastio")
 
 _VERIFIED_BYTES = 64 << 20
-"""Stored members up to this size are compared with their checksum when they are opened; it takes some 50 ms at most."""
+"""Stored members up to this size are compared with their checksum when a field uses them, in some 50 ms at most."""
 
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+
+
+class Checksum(NamedTuple):
+    """The checksum of a stored member of a zip."""
+
+    start: int
+    """Where the member begins in the file."""
+    num_bytes: int
+    """Its length."""
+    crc: int
+    """CRC-32 of its bytes."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +63,10 @@ class StoredArray:
     """Stored shape."""
     order: Literal["C", "F"]
     """``F`` when the first index runs fastest."""
-    container: str
+    container: str = ""
     """How it lies in its file, for ``fastio inspect``."""
+    checksum: Checksum | None = None
+    """What its bytes are compared with when a field uses it."""
 
     @property
     def path(self) -> Path:
@@ -70,6 +84,19 @@ class StoredArray:
             self.source, self.offset, self.dtype, self.shape, order=self.order, window=window, stride=stride
         )
 
+    def verify(self) -> None:
+        """Compare the bytes with their checksum, where there is one that was not compared yet.
+
+        Raises:
+            CorruptFileError: They differ.
+        """
+        if self.checksum is not None:
+            data = self.source.view()[self.checksum.start : self.checksum.start + self.checksum.num_bytes]
+            if zlib.crc32(data.data) != self.checksum.crc:
+                raise CorruptFileError(
+                    f"{self.path}: {self.name!r} is damaged, its checksum is wrong; write or copy the file again"
+                )
+
     def whole(self) -> np.ndarray[Any, np.dtype[Any]]:
         """A copy of all elements, for arrays that describe others."""
         view = self.source.view()[self.offset : self.offset + self.nbytes]
@@ -86,7 +113,7 @@ def read_npy(path: Path) -> StoredArray:
     source = MappedFile(path)
     with path.open("rb") as file:
         header = _read_header(file, str(path))
-    array = StoredArray(path.stem, source, header.end, header.dtype, header.shape, header.order, "")
+    array = StoredArray(path.stem, source, header.end, header.dtype, header.shape, header.order)
     if not header.dtype.hasobject:
         _check_size(str(path), array.nbytes, source.size - header.end)
     return array
@@ -206,15 +233,17 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, source: MappedFile,
     with archive.open(info) as file:
         header = _read_header(file, where)
     name = info.filename.removesuffix(".npy")
+    kind = (header.dtype, header.shape, header.order)
     if info.compress_type == zipfile.ZIP_STORED:
         start = _data_start(source, info)
-        _check_stored(source, info, start, where)
-        array = StoredArray(
-            name, source, start + header.end, header.dtype, header.shape, header.order, "in an uncompressed .npz"
-        )
+        if start + info.file_size > source.size or info.compress_size != info.file_size:
+            raise CorruptFileError(f"{where} is incomplete; write or copy the file again")
+        is_small = info.file_size <= _VERIFIED_BYTES
+        checksum = Checksum(start, info.file_size, info.CRC) if is_small else None
+        array = StoredArray(name, source, start + header.end, *kind, "in an uncompressed .npz", checksum)
     else:
         member = DecodedMember(source.path, info.filename, info.file_size, spill=spill)
-        array = StoredArray(name, member, header.end, header.dtype, header.shape, header.order, "compressed in an .npz")
+        array = StoredArray(name, member, header.end, *kind, "compressed in an .npz")
     if not header.dtype.hasobject:
         _check_size(where, array.nbytes, info.file_size - header.end)
     return array
@@ -225,14 +254,6 @@ def _data_start(source: MappedFile, info: zipfile.ZipInfo) -> int:
     head = source.view()[info.header_offset : info.header_offset + _LOCAL_HEADER.size].tobytes()
     *_, name_length, extra_length = _LOCAL_HEADER.unpack(head)
     return int(info.header_offset + _LOCAL_HEADER.size + name_length + extra_length)
-
-
-def _check_stored(source: MappedFile, info: zipfile.ZipInfo, start: int, where: str) -> None:
-    data = source.view()[start : start + info.file_size]
-    if len(data) < info.file_size or info.compress_size != info.file_size:
-        raise CorruptFileError(f"{where} is incomplete; write or copy the file again")
-    if info.file_size <= _VERIFIED_BYTES and zlib.crc32(data.data) != info.CRC:
-        raise CorruptFileError(f"{where} is damaged: its checksum is wrong; write or copy the file again")
 
 
 def _check_size(where: str, expected: int, found: int) -> None:
@@ -268,7 +289,14 @@ def zip_errors(path: Path) -> Iterator[None]:
         raise
     except (FileNotFoundError, PermissionError) as error:
         raise FileAccessError(f"{path} cannot be opened: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, struct.error) as error:
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise CorruptFileError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise FileAccessError(
+            f"{path}: there is no room to decode it in {tempfile.gettempdir()}; set TMPDIR to another folder, or store"
+            " the arrays uncompressed (np.savez)"
+        ) from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, struct.error) as error:
         raise CorruptFileError(
             f"{path} is an incomplete or damaged zip file ({error}); write or copy it again"
         ) from error

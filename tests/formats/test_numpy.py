@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -495,3 +496,34 @@ def test_writer_makes_folders_and_says_where_it_cannot(tmp_path):
     with pytest.raises(FileAccessError, match=r"file/x\.npz cannot be written"):
         writer.write({"x": np.arange(3)})
     writer.abort()
+
+
+def test_a_folder_with_one_field_keeps_its_notes(tmp_path):
+    with open_writer(tmp_path / "data", metadata={"classes": "[]"}) as writer:
+        writer.write({"x": np.arange(3)})
+    assert open_reader(tmp_path / "data").metadata == {"classes": "[]"}
+    with open_writer(tmp_path / "text") as writer:
+        writer.write({"x": ["a", "bc"]})
+    assert open_reader(tmp_path / "text").read([1])["x"] == ["bc"]
+
+
+def test_files_of_other_fields_are_not_looked_into(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(3))
+    (tmp_path / "y.npy").write_bytes(b"\x93NUMPY damaged")
+    assert open_reader(tmp_path, ["x"]).read([2])["x"].tolist() == [2]
+    with pytest.raises(CorruptFileError, match=r"y\.npy"):
+        open_reader(tmp_path)
+    with pytest.raises(SchemaError, match=r"no field 'z'; it has 'x', 'y'"):
+        open_reader(tmp_path, ["z"])
+
+
+def test_no_room_for_a_temporary_file(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "a.npz", x=np.zeros(100_000))
+    reader = open_reader(tmp_path / "a.npz", cache_bytes=1000)
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
+    with pytest.raises(FileAccessError, match=r"a\.npz: there is no room.*TMPDIR"):
+        reader.read([0])
