@@ -89,7 +89,7 @@ class Comparison:
         table = Table(title=self.title, caption=self.note or None, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
         table.title_justify = table.caption_justify = "left"
         table.add_column("", no_wrap=True)
-        for heading in ("rows/s", "GB/s", "µs/batch", "of limit", "x expert", "x today"):
+        for heading in ("rows/s", "GB/s", "µs/batch", "x limit", "x expert", "x today"):
             table.add_column(heading, justify="right", no_wrap=True)
         for each in self.contenders:
             rate = each.rows_per_s
