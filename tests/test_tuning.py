@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 
-from lightning_fastio import FastIODataModule, NumpyDataModule, tune
+from lightning_fastio import FastIODataModule, MemoryHygieneCallback, NumpyDataModule, tune
 from lightning_fastio.cli import main
 from lightning_fastio.errors import ConfigError
 from lightning_fastio.tuning import Settings
@@ -266,6 +266,28 @@ def test_a_step_is_measured_on_a_copy(data: NumpyDataModule) -> None:
     assert model.seen == []
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert "train_dataloader" not in vars(data)
+
+
+@pytest.mark.filterwarnings("ignore:::lightning")
+def test_a_step_is_measured_in_the_precision_that_training_will_have(data: NumpyDataModule) -> None:
+    dtypes = set()
+
+    class Watched(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            dtypes.add(self.layer(batch["x"]).dtype)
+            return super().training_step(batch, batch_idx)
+
+    data.setup("fit")
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        callbacks=[MemoryHygieneCallback(precision="bf16-mixed")],
+        logger=False,
+        enable_checkpointing=False,
+    )
+    probe = StepProbe(Watched(), data, trainer=trainer, step_s=0.01, depth=2, agree=alone)
+    assert probe(8).fits
+    assert dtypes == {torch.bfloat16}
 
 
 @pytest.mark.filterwarnings("ignore:::lightning")

@@ -17,6 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.memory import is_oom_error
 
+from lightning_fastio.callbacks import MemoryHygieneCallback
 from lightning_fastio.datamodules import FastIODataModule
 from lightning_fastio.errors import ConfigError
 from lightning_fastio.tuning.race import AS_GOOD
@@ -65,7 +66,8 @@ class StepProbe:
         Args:
             model: Stays as it is.
             datamodule: Where batches come from.
-            trainer: Whose device, precision and accumulation are taken; Lightning's choice without one.
+            trainer: Whose device, precision and accumulation are taken; Lightning's choice without one. A
+                MemoryHygieneCallback in it is taken too, since it may choose the precision.
             step_s: Seconds of one measurement.
             depth: Batches that PrefetchCallback will keep on the device besides the present one.
             agree: Gives the smallest of all ranks' numbers, so that all decide the same.
@@ -75,6 +77,7 @@ class StepProbe:
         self._step_s = step_s
         self._depth = depth
         self._agree = agree
+        self._trainer = trainer
         self._options: dict[str, Any] = {"accelerator": "auto", "devices": 1}
         if trainer is not None:
             device = trainer.strategy.root_device
@@ -127,6 +130,17 @@ class StepProbe:
             )
         return next(step for step in steps if step.rows_per_s >= AS_GOOD * best), steps
 
+    def _precision(self) -> list[Callback]:
+        """What installs the precision of the user's Trainer, where a callback does that."""
+        callbacks = [] if self._trainer is None else self._trainer.callbacks  # type: ignore[attr-defined]
+        return [
+            MemoryHygieneCallback(
+                each.precision, float32_matmul=each.float32_matmul, empty_cache="never", summary=False
+            )
+            for each in callbacks
+            if isinstance(each, MemoryHygieneCallback)
+        ]
+
     def _fit(self, batch_size: int) -> float:
         """Seconds of a step."""
         timer = _StepTimer(self._step_s, self._depth)
@@ -134,7 +148,7 @@ class StepProbe:
         batches = list(islice(loader, _NUM_BATCHES))
         loader.close()
         trainer = Trainer(
-            callbacks=[timer],
+            callbacks=[*self._precision(), timer],
             limit_val_batches=0,
             num_sanity_val_steps=0,
             max_epochs=1,
