@@ -46,6 +46,12 @@ def test_augmentation_shifts_whole_images():
     assert data.transform_batch({"image": image}, "val")["image"] is image
 
 
+@pytest.mark.filterwarnings("ignore:::lightning")
+def test_a_loop_with_fabric(capsys: pytest.CaptureFixture[str]):
+    assert runpy.run_path(str(EXAMPLES / "fabric.py"))["main"](max_epochs=3) < 1.0
+    assert "of the time for data" in capsys.readouterr().out
+
+
 def test_custom_storage():
     assert runpy.run_path(str(EXAMPLES / "custom_storage.py"))["main"]() == [(256, 28, 28)] * 3 + [(132, 28, 28)]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import lightning
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,6 +23,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .* does not have many workers:UserWarning"),
     pytest.mark.filterwarnings("ignore:Treespec:FutureWarning"),
 ]
+
+LIGHTNING = tuple(map(int, lightning.__version__.split(".")[:2]))
 
 NUM_BATCHES = 6
 
@@ -141,7 +144,9 @@ def test_the_rest_of_the_epoch_follows(
     )
     net = resume(tmp_path, path, sized=sized, depth=depth, val_check_interval=3, check_val_every_n_epoch=None)
     assert [number for _, number in net.seen] == rest
-    assert net.last == [False] * (len(rest) - 1) + [True]
+    if LIGHTNING >= (2, 5) or hook == "on_before_zero_grad":
+        # 2.4 itself counts one batch too few after a checkpoint of a finished batch.
+        assert net.last == [False] * (len(rest) - 1) + [True]
 
 
 @pytest.mark.parametrize("sized", [True, False])
