@@ -36,8 +36,8 @@ def run_conversion(source: Source, target: Target, run: RunOptions, options: dic
         _check_skipped(source.skipped, run)
         if len(source.split_names) > 1 and not target.is_folder:
             raise ConfigError(
-                f"the source has the splits {', '.join(map(repr, source.split_names))}, and {target.destination} is one "
-                f"file: give a folder, and format='{target.format}'"
+                f"the source has the splits {', '.join(map(repr, source.split_names))}, and {target.destination} is "
+                f"one file: give a folder, and format='{target.format}'"
             )
         return (preview if run.dry_run else _convert)(source, target, run, options)
 
