@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -118,7 +119,8 @@ class Concatenated:
 
     def layout(self) -> list[FieldLayout]:
         """Of the first reader; the others have the same schema."""
-        return self._readers[0].layout()
+        number = f"first of {len(self._readers)} parts"
+        return [replace(each, stored=f"{each.stored}; {number}") for each in self._readers[0].layout()]
 
     def close(self) -> None:
         """Close all readers."""

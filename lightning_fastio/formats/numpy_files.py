@@ -12,6 +12,7 @@ import logging
 import os
 import struct
 import tempfile
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -161,17 +162,23 @@ class DecodedMember:
         self.path = path
         self._file = MappedFile(path)
         self._member, self._num_bytes, self._spill = member, num_bytes, spill
+        # By process: what a parent decoded, or is about to decode while it forks, is not for its child.
         self._decoded: dict[int, Bytes] = {}
+        self._locks: dict[int, threading.Lock] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_decoded": {}}
+        return {**self.__dict__, "_decoded": {}, "_locks": {}}
 
     def view(self) -> Bytes:
         """All bytes of the member."""
-        found = self._decoded.get(os.getpid())
+        process = os.getpid()
+        found = self._decoded.get(process)
         if found is None:
-            self._file.view()  # Notices a file that is not the one whose headers were read.
-            found = self._decoded.setdefault(os.getpid(), self._decode())
+            with self._locks.setdefault(process, threading.Lock()):
+                found = self._decoded.get(process)
+                if found is None:
+                    self._file.view()  # Notices a file that is not the one whose headers were read.
+                    found = self._decoded[process] = self._decode()
         return found
 
     def has_in_memory(self, offsets: Int64Array) -> bool:

@@ -2,7 +2,7 @@
 
 Numbers of one shape are plain arrays. Text, bytes and rows of varying length lie end to end in one array, and
 ``NAME.offsets`` says where each begins. Rows are appended to the files as they come; the header, which has the number
-of rows, is filled in at the end.
+of rows, is filled in at the end. An .npz is put together from these files when it is closed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class NumpyWriter:
         self._columns = {name: _Column(name, kinds[name], *elements[name], self._partial) for name in rows}
 
     def _pack(self, notes: str) -> Path:
-        """All files in one .npz, as they are."""
+        """All files in one .npz, as they are; each is removed once it is in, to save room."""
         packed = self._partial / self.path.name
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
             for file in [file for column in self._columns.values() for file in column.paths]:
@@ -154,6 +154,7 @@ class NumpyWriter:
                 info.file_size = file.stat().st_size
                 with file.open("rb") as source, archive.open(info, "w") as member:
                     shutil.copyfileobj(source, member, 1 << 20)
+                file.unlink()
             archive.writestr(zipfile.ZipInfo(NOTES), notes)
         _sync(packed)
         return packed

@@ -8,6 +8,7 @@ import pickle
 import resource
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,8 @@ def test_n3_compressed_archives_are_decoded_once(tmp_path, caplog, monkeypatch):
     assert "compressed" in caplog.text
     assert "20 MB" in caplog.text
     assert decoded == []  # Opening reads headers only.
+    with ThreadPoolExecutor(8) as threads:  # Also where many threads ask for the first row at once.
+        assert all(batch["x"].shape == (1, 1000) for batch in threads.map(reader.read, [[0]] * 8))
     for row in np.random.default_rng(1).integers(0, 5000, 300):
         np.testing.assert_array_equal(reader.read([row])["x"][0].numpy(), array[row])
     assert decoded == [1]

@@ -80,6 +80,9 @@ def test_what_a_joined_reader_says_of_itself():
     assert repr(reader) == "Concatenated(5 rows of 2 readers, Schema(x: int64[2], y: int64))"
     assert repr(beside) == "SideBySide(4 rows, Schema(x: int64[2], y: int64))"
     assert len({reader.fingerprint, beside.fingerprint, parts(1, 4)[0].fingerprint, parts(4, 1)[0].fingerprint}) == 3
+    assert [layout.stored for layout in reader.layout()] == [
+        f"{layout.stored}; first of 2 parts" for layout in members[0].layout()
+    ]
     members[0].metadata = {"a": "b"}
     assert reader.metadata == beside.metadata == {"a": "b"}
     assert beside.blocks is None
