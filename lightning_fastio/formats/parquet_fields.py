@@ -16,7 +16,7 @@ from lightning_fastio.errors import ConfigError, FormatError, SchemaError
 from lightning_fastio.formats.base import Fields
 from lightning_fastio.formats.parquet_columns import Column, Place, fits, plan_column
 from lightning_fastio.formats.parquet_files import DataFile, Files
-from lightning_fastio.formats.parquet_schema import index_columns
+from lightning_fastio.formats.parquet_schema import class_names, index_columns
 from lightning_fastio.formats.parquet_survey import RaggedPolicy, check_footers, measure_lengths, read_vocabulary
 from lightning_fastio.formats.parquet_values import Dense, Values
 from lightning_fastio.formats.selection import unknown_field, wanted_fields
@@ -154,6 +154,8 @@ class _Planner:
             column = column.measured(measure_lengths(self._files, column, self._options.ragged))
         if column.is_categorical:
             column = column.with_vocabulary(read_vocabulary(self._files, column))
+        elif pa.types.is_integer(stored.type):
+            column = replace(column, spec=replace(column.spec, categories=class_names(self._first.schema, name)))
         check_footers(self._files, column, may_have_nulls=fill is not None or self._options.has_filters)
         return column
 

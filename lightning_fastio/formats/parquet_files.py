@@ -83,6 +83,11 @@ class Files:
         self._chunks: dict[int, Chunks] = {}
         self._idle: list[tuple[tuple[int, bool], pq.ParquetFile]] = []
 
+    def _enter_process(self) -> None:
+        """After a fork, leave the parent's files and its lock, which one of its threads may have held, alone."""
+        if self._pid != os.getpid():
+            self._start()
+
     @property
     def num_rows(self) -> int:
         """Rows of all files."""
@@ -156,6 +161,7 @@ class Files:
 
     def close(self) -> None:
         """Close all files; reading opens them again."""
+        self._enter_process()
         with self._lock:
             idle, self._idle = self._idle, []
         for _, parquet_file in idle:
@@ -164,8 +170,7 @@ class Files:
     @contextmanager
     def _handle(self, index: int, verify: bool) -> Iterator[pq.ParquetFile]:
         """An open file that no other thread uses meanwhile."""
-        if self._pid != os.getpid():
-            self._start()
+        self._enter_process()
         file = self.files[index]
         with _errors_of(file.path):
             if _stamp(file.path) != file.stamp:

@@ -70,14 +70,26 @@ def stored_columns(schema: pa.Schema, *, num_stored: int) -> dict[str, StoredCol
 
 def index_columns(schema: pa.Schema) -> set[str]:
     """Columns that pandas stored to hold the index of the frame."""
-    stored = (schema.metadata or {}).get(b"pandas")
-    if stored is None:
-        return set()
+    index = _notes(schema, b"pandas").get("index_columns")
+    return {name for name in index if isinstance(name, str)} if isinstance(index, list) else set()
+
+
+def class_names(schema: pa.Schema, column: str) -> tuple[str, ...]:
+    """Names of the codes in a column that Hugging Face datasets wrote as class labels; empty for others."""
+    info = _notes(schema, b"huggingface").get("info")
+    features = info.get("features") if isinstance(info, dict) else None
+    feature = features.get(column) if isinstance(features, dict) else None
+    names = feature.get("names") if isinstance(feature, dict) else None
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _notes(schema: pa.Schema, key: bytes) -> dict[str, Any]:
+    """What another library stored as JSON in the metadata of a schema."""
     try:
-        index = json.loads(stored).get("index_columns", [])
-    except (ValueError, AttributeError):  # Foreign writers put what they like under this key.
-        return set()
-    return {name for name in index if isinstance(name, str)}
+        notes = json.loads((schema.metadata or {}).get(key, b"{}"))
+    except ValueError:  # Foreign writers put what they like there.
+        return {}
+    return notes if isinstance(notes, dict) else {}
 
 
 def storage_type(type_: pa.DataType) -> pa.DataType:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -107,17 +108,22 @@ class ParquetWriter:
             if self._fields:
                 return
             raise SchemaError(f"{self.path}: nothing was written; write at least one batch before close")
-        self._flush()
-        self._file.close()
+        try:
+            self._flush()
+            self._file.close()
+            _sync(self._partial)
+            os.replace(self._partial, self.path)
+        except BaseException:  # A full disk, for example.
+            self.abort()
+            raise
         self._file = None
-        _sync(self._partial)
-        os.replace(self._partial, self.path)
         _sync(self.path.parent)
 
     def abort(self) -> None:
         """Remove what was written; an older file at the target stays."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # It writes a footer, for which there may be no room.
+                self._file.close()
             self._file = None
         self._pending.clear()
         self._partial.unlink(missing_ok=True)

@@ -183,6 +183,13 @@ class TestCategories:
             assert reader.schema["city"].categories == ("a", "b", "unknown")
             assert reader.read(range(3))["city"].tolist() == [1, 2, 0]  # type: ignore[union-attr]
 
+    def test_names_of_hugging_face_class_labels(self, tmp_path: Path) -> None:
+        notes = '{"info": {"features": {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}}}'
+        table = pa.table({"label": [1, 0, 1]}).replace_schema_metadata({"huggingface": notes})
+        path = write(tmp_path / "a.parquet", table)
+        assert open_source(path).schema["label"] == FieldSpec(torch.int64, categories=("cat", "dog"))
+        assert everything(path)["label"].tolist() == [1, 0, 1]
+
     def test_dictionaries_of_numbers_are_numbers(self, tmp_path: Path) -> None:
         path = write(tmp_path / "a.parquet", {"x": pa.array([10, 20, 10], pa.int32()).dictionary_encode()})
         assert everything(path)["x"].tolist() == [10, 20, 10]

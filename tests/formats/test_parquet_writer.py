@@ -134,3 +134,16 @@ def test_memory_is_bounded_by_a_row_group(tmp_path: Path) -> None:
             most = max(most, pa.total_allocated_bytes() - before)
             assert writer._pending_bytes <= 2_000_000
     assert most < 6_000_000
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(OSError, match="No space left"), open_target(path) as writer:
+        writer.write({"x": [1]})
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
