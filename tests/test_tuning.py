@@ -249,7 +249,7 @@ def fixed_steps(probe: StepProbe, steps: dict[int, float], monkeypatch: pytest.M
     def fit(batch_size: int) -> float:
         asked.append(batch_size)
         if batch_size not in steps:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
         return steps[batch_size]
 
     monkeypatch.setattr(probe, "_fit", fit)

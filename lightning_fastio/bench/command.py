@@ -13,6 +13,7 @@ from lightning_fastio.bench.measure import Benchmark, bench
 from lightning_fastio.bench.picture import draw
 
 _FEW_BATCHES = 10
+_AT_LIMIT = 0.95
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--fields", nargs="+", metavar="FIELD", help="fields to read; all by default")
     parser.add_argument("--batch-size", type=int, default=256, help="rows of a batch (256)")
     parser.add_argument("--num-workers", type=int, help="reader threads; what a data module takes by default")
-    parser.add_argument("--seconds", type=float, default=10.0, help="time that it takes, about (10)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="time to measure (8)")
     parser.add_argument("--output", metavar="PNG", default="fastio-bench.png", help="the picture (fastio-bench.png)")
     parser.add_argument("--no-picture", action="store_true", help="draw none; matplotlib is not needed then")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -70,7 +71,9 @@ def _summary(benchmark: Benchmark) -> Text:
         f"data; with the usual loader {1e3 * benchmark.batch_s(benchmark.plain):.3g} ms."
     )
     if benchmark.share_of_limit is not None:
-        text += f" This package reaches {benchmark.share_of_limit:.0%} of what the machine can do."
+        at_limit = benchmark.share_of_limit > _AT_LIMIT
+        share = "is at the limit of" if at_limit else f"reaches {benchmark.share_of_limit:.0%} of the limit of"
+        text += f" This package {share} the machine."
     num_batches = -(-benchmark.num_rows // benchmark.batch_size)
     if num_batches < _FEW_BATCHES:
         text += f" An epoch has {num_batches} batches here, so that its start counts for much of the time."
