@@ -93,8 +93,15 @@ class Pump(Generic[T]):
             self._changed.wait_for(lambda: self._items or self._finished)
             return bool(self._items) or self._error is not None
 
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Drop what is ready and end the thread; if the source is stuck, go on after ``timeout_s``."""
+    def stop(self, timeout_s: float | None = STOP_TIMEOUT_S) -> bool:
+        """Drop what is ready and end the thread.
+
+        Args:
+            timeout_s: Seconds after which to go on if the source is stuck; None waits for it.
+
+        Returns:
+            Whether the thread has ended, so that the source may be used by others.
+        """
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -104,6 +111,7 @@ class Pump(Generic[T]):
             self._items.clear()
             self._error = None
             self._ready_bytes = 0
+        return not self._thread.is_alive()
 
     def _run(self, enter: Callable[[], None] | None, inference_mode: bool, grad_enabled: bool) -> None:
         error: BaseException | None = None

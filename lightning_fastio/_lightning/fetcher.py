@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from lightning_fastio._lightning.randomness import QuietFetches
 from lightning_fastio._lightning.transfer import TransferAhead
+from lightning_fastio.loader import BatchLoader
 from lightning_fastio.prefetch import STOP_TIMEOUT_S, Pump, batch_bytes
 from lightning_fastio.staging import Staged
 
@@ -73,7 +74,7 @@ class _Source:
     def __init__(self, combined: CombinedLoader, iterator: Any) -> None:
         self._combined, self._iterator = combined, iterator
         self._has_states = any(isinstance(loader, _Stateful) for loader in combined.flattened)
-        self._measured = [loader.stats for loader in combined.flattened if hasattr(loader, "stats")]
+        self._measured = [loader.stats for loader in combined.flattened if isinstance(loader, BatchLoader)]
         self.to_do: deque[Callable[[], None]] = deque()
         """What waits to be done between two batches."""
 
@@ -132,7 +133,8 @@ class AheadFetcher(_DataFetcher):
         return list(self.combined_loader.flattened)
 
     def __iter__(self) -> AheadFetcher:
-        self.stop()
+        # Loaders cannot start again while a thread is still in the middle of their last pass.
+        self.stop(None)
         super().__iter__()
         self._begin()
         if self.length is None and self.looks_ahead:
@@ -173,11 +175,10 @@ class AheadFetcher(_DataFetcher):
         self.stop()
         super().teardown()
 
-    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """End the thread, and drop what was fetched ahead."""
-        pump, self._pump = self._pump, None
-        if pump is not None:
-            pump.stop(timeout_s)
+    def stop(self, timeout_s: float | None = STOP_TIMEOUT_S) -> None:
+        """End the thread, and drop what was fetched ahead; see `Pump.stop`."""
+        if self._pump is not None and self._pump.stop(timeout_s):
+            self._pump = None
         self._head.clear()
         if self.stager is not None:
             self.stager.forget()
