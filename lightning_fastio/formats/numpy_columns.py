@@ -84,21 +84,19 @@ class TensorColumn(Column):
 
     def layout(self) -> FieldLayout:
         """How the field is stored and read."""
-        path, hint = "memory map", ""
+        hint = ""
         if self.rows.order == "F":
             hint = (
                 f"{self._array.path}: in Fortran order each row is scattered over the whole file; "
                 "np.save(path, np.ascontiguousarray(array)) writes rows in one piece"
             )
-        elif self._array.container.startswith("compressed"):
-            path = "memory, decoded whole once in each process"
-            if self.nbytes > _LARGE_BYTES:
-                hint = (
-                    f"{self._array.path}: {self.name!r} is compressed, and each process decodes its "
-                    f"{self.nbytes / 1e6:.0f} MB whole; np.savez, or fastio convert, writes arrays that are mapped"
-                )
+        elif self._array.container.startswith("compressed") and self.nbytes > _LARGE_BYTES:
+            hint = (
+                f"{self._array.path}: {self.name!r} is compressed, and each process decodes its "
+                f"{self.nbytes / 1e6:.0f} MB whole; np.savez, or fastio convert, writes arrays that are mapped"
+            )
         windows = f", windows of {self._window}" if self._window else ""
-        return FieldLayout(self.name, describe(self._array), path + windows, hint)
+        return FieldLayout(self.name, describe(self._array), self._array.read_path + windows, hint)
 
     def close(self) -> None:
         """Let go of the bytes."""
@@ -131,7 +129,7 @@ class TextColumn(Column):
 
     def layout(self) -> FieldLayout:
         """How the field is stored and read."""
-        return FieldLayout(self.name, describe(self._array), "memory map, to str")
+        return FieldLayout(self.name, describe(self._array), f"{self._array.read_path}, to str")
 
     def close(self) -> None:
         """Let go of the bytes."""

@@ -79,6 +79,11 @@ class StoredArray:
         """Bytes of all elements."""
         return self.dtype.itemsize * prod(self.shape)
 
+    @property
+    def read_path(self) -> str:
+        """How its rows get out, for ``fastio inspect``."""
+        return "memory map" if isinstance(self.source, MappedFile) else "memory, decoded whole once in each process"
+
     def rows(self, window: int | None = None, stride: int | None = None) -> MappedArray:
         """Its rows, or windows along its first axis."""
         return MappedArray(

@@ -113,7 +113,7 @@ class RaggedColumn(Column):
 
     def layout(self) -> FieldLayout:
         """How the field is stored and read."""
-        return FieldLayout(self.name, f"{describe(self._array)}, end to end, with offsets", "memory map")
+        return FieldLayout(self.name, f"{describe(self._array)}, end to end, with offsets", self._array.read_path)
 
     def close(self) -> None:
         """Let go of the bytes."""
@@ -178,7 +178,7 @@ class SparseColumn(Column):
         """How the field is stored and read."""
         stored = f"{self._values.dtype} ({self.num_rows}, {self._num_columns}), SciPy CSR"
         return FieldLayout(
-            self.name, stored, "memory map, to sparse CSR" if self.spec.kind == "sparse" else "memory map"
+            self.name, stored, self._values.read_path + (", to sparse CSR" if self.spec.kind == "sparse" else "")
         )
 
     def close(self) -> None:
