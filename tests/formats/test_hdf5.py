@@ -13,7 +13,7 @@ import torch
 
 from lightning_fastio.errors import ConfigError, CorruptFileError, FileAccessError, FormatError, SchemaError
 from lightning_fastio.formats import open_reader, open_writer
-from lightning_fastio.formats.hdf5_chunks import fletcher32
+from lightning_fastio.formats.hdf5.chunks import fletcher32
 
 ROWS = [3, 0, -1, 3, 1]
 

@@ -20,5 +20,5 @@ class TestCompressedHDF5(ReaderConformance):
 
     @pytest.fixture(autouse=True)
     def small_blocks(self, monkeypatch):
-        monkeypatch.setattr("lightning_fastio.formats.hdf5_blocks.SMALL_BYTES", 0)
-        monkeypatch.setattr("lightning_fastio.formats.hdf5_blocks.BLOCK_BYTES", 0)
+        monkeypatch.setattr("lightning_fastio.formats.hdf5.blocks.SMALL_BYTES", 0)
+        monkeypatch.setattr("lightning_fastio.formats.hdf5.blocks.BLOCK_BYTES", 0)
