@@ -15,8 +15,9 @@ import torch
 
 from lightning_fastio import BatchLoader
 from lightning_fastio.errors import CorruptFileError, FileAccessError, FormatError, MissingDependencyError
-from lightning_fastio.formats.hdf5 import hdf5_paths, open_reader, open_writer
+from lightning_fastio.formats import open_reader, open_writer
 from lightning_fastio.formats.hdf5 import library as hdf5_library
+from lightning_fastio.formats.hdf5 import paths as hdf5_paths
 from lightning_fastio.formats.hdf5.types import elements_of
 
 
