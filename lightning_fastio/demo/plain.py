@@ -49,7 +49,7 @@ class _ImageColumn:
 
 
 class TimedLoader:
-    """Notes how long its user waits for each batch."""
+    """Notes how long its user waits for each batch, and how long a step takes with its wait."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
@@ -58,12 +58,7 @@ class TimedLoader:
     def forget(self) -> None:
         """Start afresh."""
         self.waits_s: list[float] = []
-        self._total_s = 0.0
-
-    @property
-    def wait_fraction(self) -> float:
-        """Share of the time between batches that was spent waiting."""
-        return sum(self.waits_s) / self._total_s
+        self.steps_s: list[float] = []
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -74,5 +69,5 @@ class TimedLoader:
         for batch in batches:
             self.waits_s.append(perf_counter() - asked)
             yield batch
-            self._total_s += perf_counter() - asked
+            self.steps_s.append(perf_counter() - asked)
             asked = perf_counter()
