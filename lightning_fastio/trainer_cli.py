@@ -29,7 +29,8 @@ class FastIOCLI(LightningCLI):
             run: Whether to run the command.
         """
         self._options = options
-        super().__init__(save_config_kwargs={"overwrite": True}, run=run)
+        # Without a logger it goes to the working directory, where a config.yaml is the user's own.
+        super().__init__(save_config_kwargs={"config_filename": "run_config.yaml", "overwrite": True}, run=run)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the options."""

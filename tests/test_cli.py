@@ -152,8 +152,9 @@ class TestOptions:
 
 
 class TestTraining:
-    def test_fit_from_yaml(self):
+    def test_fit_from_yaml(self, project: Path):
         assert main(["fit", "-c", "config.yaml"]) == 0
+        assert (project / "config.yaml").read_text() == CONFIG
         assert [tuple(shape) for shape in sys.modules["my_project"].seen] == [(8, 3)] * 4
 
     def test_fit_from_options_alone(self):
@@ -173,7 +174,7 @@ class TestTraining:
     def test_the_configuration_is_saved_beside_the_logs(self, project: Path):
         for _ in range(2):
             assert main(["fit", "-c", "config.yaml", "--trainer.default_root_dir=runs"]) == 0
-        saved = yaml.safe_load((project / "runs" / "config.yaml").read_text())
+        saved = yaml.safe_load((project / "runs" / "run_config.yaml").read_text())
         assert saved["data"]["init_args"]["batch_size"] == 8
 
 
