@@ -20,10 +20,17 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 
-from lightning_fastio import FastIODataModule, MemoryHygieneCallback, NumpyDataModule, tune
+from lightning_fastio import (
+    FastIODataModule,
+    HDF5DataModule,
+    MemoryHygieneCallback,
+    NumpyDataModule,
+    open_writer,
+    tune,
+)
 from lightning_fastio.cli import main
 from lightning_fastio.errors import ConfigError
-from lightning_fastio.tuning import Settings
+from lightning_fastio.tuning import Settings, Tuning
 from lightning_fastio.tuning.race import Race
 from lightning_fastio.tuning.ranks import Ranks
 from lightning_fastio.tuning.search import Finding, Measurement, Search
@@ -403,6 +410,34 @@ def test_tune_with_a_model(data: NumpyDataModule) -> None:
     assert json.loads(json.dumps(tuning.as_dict()))["settings"] == tuning.changes
 
 
+def test_the_cache_of_a_block_shuffle_is_tuned(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "rows.h5", compression="gzip", rows_per_block=100) as writer:
+        writer.write({"x": np.random.default_rng(0).integers(0, 9, (4000, 64), np.uint8)})
+    data = HDF5DataModule(train=str(tmp_path / "rows.h5"), batch_size=50, cache_bytes=32_000)
+    tuning = tune(data, seconds=2.0)
+    tried = {each.settings.cache_bytes for each in tuning.tried}
+    assert tried == {32_000, 64_000, 128_000, 256_000}
+    assert data.reader_options["cache_bytes"] == 32_000
+
+    tuning.apply(data)
+    data.setup("fit")
+    assert data.stages.reader("train").cache_bytes == tuning.changes["cache_bytes"]
+    assert sum(len(batch["x"]) for batch in data.train_dataloader()) == 4000
+    data.teardown()
+
+
+def test_the_verdict_says_who_waits_for_whom() -> None:
+    def verdict(step_s: float) -> str:
+        return Tuning(START, (), 6400.0, Step(64, step_s), [], [], []).verdict
+
+    assert verdict(0.1) == (
+        "The loader gives 6,400 rows/s with 4 threads x 2, cache 1 MiB, the step takes 640 (100 ms a batch): "
+        "10 times what it needs"
+    )
+    assert verdict(0.011).endswith("just enough, so that a busy machine may make it wait")
+    assert verdict(0.008).endswith("it waits for data 20% of the time")
+
+
 def test_tune_refuses_what_it_cannot_do(data: NumpyDataModule, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="takes a FastIODataModule, not int"):
         tune(3)  # type: ignore[arg-type]
@@ -444,3 +479,12 @@ def test_tuned_yaml_is_taken_by_fit(
     assert found["step"]["batch_size"] == 8
     assert found["settings"]["worker_type"] == "thread"
     assert main(["fit", "-c", "config.yaml", "-c", "tuned.yaml"]) == 0
+
+    assert main(["tune", "-c", "config.yaml", "--seconds", "1", "--loader-only", "--output", "loader.yaml"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "without a model it is not known what the step needs" in out
+    assert "Use it: fastio fit -c config.yaml -c loader.yaml" in out
+    assert main(["tune", "-c", "config.yaml", "--batch-size", "big"]) == 1
+    assert "--batch-size big: expected auto, keep, or sizes such as 64,128,256" in capsys.readouterr().err
+    assert main(["tune", "-c", "config.yaml", "--", "--data=lightning.pytorch.demos.boring_classes.BoringDataModule"])
+    assert "BoringDataModule has no settings to tune" in capsys.readouterr().err
