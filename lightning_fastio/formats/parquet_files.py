@@ -28,7 +28,7 @@ from lightning_fastio.formats.parquet_schema import StoredColumn, stored_columns
 MAX_IDLE_FILES = 16
 """Files kept open while no thread reads them."""
 
-BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 256 << 10
 """Read at a time, so that a column is not held twice, once as in the file and once decoded."""
 
 _SMALL_BATCH_ROWS = 1024

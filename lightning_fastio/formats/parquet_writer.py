@@ -33,6 +33,9 @@ CODECS = ("zstd", "lz4", "snappy", "gzip", "brotli")
 BLOCK_BYTES = 16 << 20
 """Bytes of a row group: it decodes in about 5 ms, and half of the default cache shuffles rows out of 32 of them."""
 
+PAGE_BYTES = 1 << 20
+"""Bytes of a page: large enough to cost nothing by itself, small enough to stay in the processor's cache."""
+
 
 class ParquetWriter:
     """Appends batches to a Parquet file that appears when it is whole."""
@@ -160,6 +163,7 @@ class ParquetWriter:
 
     def _create(self, schema: pa.Schema) -> pq.ParquetWriter:
         metadata = {METADATA_PREFIX + key: value for key, value in self._metadata.items()}
+        widest = max(map(_bytes_of, schema.types))
         try:
             return pq.ParquetWriter(
                 self._partial,
@@ -168,6 +172,8 @@ class ParquetWriter:
                 use_dictionary=[field.name for field in self._fields if field.kind == "string"],
                 write_statistics=[field.name for field in self._fields if field.kind == "scalar"],
                 write_page_checksum=True,
+                # pyarrow looks at the size of a page once every so many rows, by default 1024 of them, however wide.
+                write_batch_size=min(max(PAGE_BYTES // widest, 1), 1024),
             )
         except OSError as error:
             raise FileAccessError(f"{self.path} cannot be written: {error}") from error
@@ -185,19 +191,21 @@ def _row_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
     sizes = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
         if pa.types.is_list(column.type):
-            num_leaves = _bytes_of_element(column.type.value_type)
-            sizes += pc.list_value_length(column).to_numpy() * num_leaves
+            sizes += pc.list_value_length(column).to_numpy() * _bytes_of(column.type.value_type)
         elif pa.types.is_string(column.type) or pa.types.is_binary(column.type):
             sizes += pc.binary_length(column).to_numpy()
         else:
-            sizes += max(1, column.type.bit_width // 8)
+            sizes += _bytes_of(column.type)
     return sizes
 
 
-def _bytes_of_element(type_: pa.DataType) -> int:
+def _bytes_of(type_: pa.DataType) -> int:
+    """Bytes of a value of fixed size, and 1 for others."""
     if pa.types.is_fixed_size_list(type_):
-        return int(type_.list_size) * _bytes_of_element(type_.value_type)
-    return max(1, int(type_.bit_width) // 8)
+        return int(type_.list_size) * _bytes_of(type_.value_type)
+    return (
+        max(1, int(type_.bit_width) // 8) if pa.types.is_primitive(type_) or pa.types.is_fixed_size_binary(type_) else 1
+    )
 
 
 def _sync(path: Path) -> None:
