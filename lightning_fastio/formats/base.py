@@ -1,6 +1,6 @@
 """The contract between a storage format and the rest of the package: `Reader` and `Writer`.
 
-A new format is one file in this folder with a class for each, plus its line in ``formats/files.py``; the
+A new format is a module or a folder here with a class for each, plus its line in ``formats/files.py``; the
 conformance suite in ``tests/formats`` then covers it.
 """
 

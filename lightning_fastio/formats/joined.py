@@ -305,8 +305,7 @@ def _join_csr(pieces: Sequence[torch.Tensor], positions: Int64Array) -> torch.Te
     index = torch.from_numpy(np.repeat(starts[order] - crow[:-1], lengths[order]) + np.arange(crow[-1]))
     columns = torch.cat([piece.col_indices() for piece in pieces])[index]
     values = torch.cat([piece.values() for piece in pieces])[index]
-    size = (len(lengths), *pieces[0].shape[1:])
-    return csr_tensor(torch.from_numpy(crow), columns, values, size)
+    return csr_tensor(torch.from_numpy(crow), columns, values, (len(lengths), *pieces[0].shape[1:]))
 
 
 def _join_padded(pieces: Sequence[torch.Tensor], positions: Int64Array) -> torch.Tensor:

@@ -17,15 +17,15 @@ import torch
 
 from lightning_fastio import NumpyDataModule, open_reader, open_writer
 from lightning_fastio.errors import CorruptFileError, FormatError, SchemaError
-from lightning_fastio.formats import numpy_files
+from lightning_fastio.formats.numpy import stored
 
 
 def test_n3_compressed_archives_are_decoded_once(tmp_path, caplog, monkeypatch):
     array = np.random.default_rng(0).integers(0, 9, (5000, 1000)).astype(np.float32)  # 20 MB
     np.savez_compressed(tmp_path / "a.npz", x=array)
     decoded = []
-    decode = numpy_files.DecodedMember._decode
-    monkeypatch.setattr(numpy_files.DecodedMember, "_decode", lambda self: decoded.append(1) or decode(self))
+    decode = stored.DecodedMember._decode
+    monkeypatch.setattr(stored.DecodedMember, "_decode", lambda self: decoded.append(1) or decode(self))
     with caplog.at_level(logging.WARNING):
         reader = open_reader(tmp_path / "a.npz")
     assert "compressed" in caplog.text

@@ -11,8 +11,8 @@ import torch
 from lightning_fastio.errors import CorruptFileError, FormatError
 from lightning_fastio.formats.base import FieldLayout
 from lightning_fastio.formats.csr import csr_tensor
-from lightning_fastio.formats.numpy_columns import Column, Values, delivered_dtype
-from lightning_fastio.formats.numpy_files import StoredArray, describe
+from lightning_fastio.formats.numpy.columns import Column, Values, delivered_dtype
+from lightning_fastio.formats.numpy.stored import StoredArray, describe
 from lightning_fastio.formats.pages import Int64Array
 from lightning_fastio.schema import FieldSpec, Kind
 
@@ -160,8 +160,7 @@ class SparseColumn(Column):
             raise CorruptFileError(f"{self._where} has a column number outside 0 to {self._num_columns - 1}")
         if self.spec.kind == "sparse":
             row_starts = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
-            size = (len(rows), self._num_columns)
-            return csr_tensor(row_starts, columns, values, size)
+            return csr_tensor(row_starts, columns, values, (len(rows), self._num_columns))
         assert out is not None
         places = torch.from_numpy(np.repeat(np.arange(len(rows)) * self._num_columns, lengths)) + columns
         # Entries for the same place add up, as they do in SciPy.

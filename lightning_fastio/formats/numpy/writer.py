@@ -22,7 +22,7 @@ from numpy.lib import format as npy_format
 from typing_extensions import Self
 
 from lightning_fastio.errors import ConfigError, FileAccessError, SchemaError
-from lightning_fastio.formats.numpy_fields import NOTES, OFFSETS, dump_notes
+from lightning_fastio.formats.numpy.fields import NOTES, OFFSETS, dump_notes
 from lightning_fastio.schema import Kind
 
 _HEADER_BYTES = 192

@@ -16,9 +16,9 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 from typing_extensions import Self
 
 from lightning_fastio.errors import ConfigError, FormatError, SchemaError
-from lightning_fastio.formats.numpy_columns import Column, TensorColumn, TextColumn, why_not
-from lightning_fastio.formats.numpy_files import StoredArray, read_npy, read_npz, zip_errors
-from lightning_fastio.formats.numpy_ragged import Offsets, RaggedColumn, SparseColumn
+from lightning_fastio.formats.numpy.columns import Column, TensorColumn, TextColumn, why_not
+from lightning_fastio.formats.numpy.ragged import Offsets, RaggedColumn, SparseColumn
+from lightning_fastio.formats.numpy.stored import StoredArray, read_npy, read_npz, zip_errors
 from lightning_fastio.formats.selection import unknown_field
 from lightning_fastio.schema import Kind
 

@@ -15,7 +15,7 @@ import torch
 from lightning_fastio.errors import FormatError
 from lightning_fastio.formats.base import FieldLayout
 from lightning_fastio.formats.mapped import MappedArray
-from lightning_fastio.formats.numpy_files import StoredArray, describe
+from lightning_fastio.formats.numpy.stored import StoredArray, describe
 from lightning_fastio.formats.pages import Int64Array
 from lightning_fastio.schema import FieldSpec
 

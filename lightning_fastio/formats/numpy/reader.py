@@ -1,4 +1,4 @@
-"""NumPy: rows of .npy files, of folders of them, and of .npz archives, out of memory maps.
+"""Sources of .npy and .npz files, and the reader of their rows.
 
 - A .npy file is one field, named after the file. In a folder, and in a glob, each name is a field.
 - Files whose names differ in a trailing number only (``x-000.npy``, ``x-001.npy``) are shards of one field, whose rows
@@ -24,8 +24,8 @@ from lightning_fastio.formats.base import FieldLayout, Fields, Reader, Rows, che
 from lightning_fastio.formats.files import Source, fingerprint_of, items_of, resolve
 from lightning_fastio.formats.joined import Concatenated, SideBySide
 from lightning_fastio.formats.mapped import MappedArray
-from lightning_fastio.formats.numpy_columns import Column, TensorColumn
-from lightning_fastio.formats.numpy_fields import (
+from lightning_fastio.formats.numpy.columns import Column, TensorColumn
+from lightning_fastio.formats.numpy.fields import (
     OFFSETS,
     Contents,
     FieldOptions,
@@ -36,7 +36,7 @@ from lightning_fastio.formats.numpy_fields import (
     open_columns,
     or_reason,
 )
-from lightning_fastio.formats.numpy_writer import NumpyWriter
+from lightning_fastio.formats.numpy.writer import NumpyWriter
 from lightning_fastio.formats.pages import Int64Array
 from lightning_fastio.formats.selection import Selection, stored_names, unknown_field, wanted_fields
 from lightning_fastio.schema import Batch, Schema
