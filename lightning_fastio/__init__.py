@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+# Loads nothing else, and being here, the function is not hidden by the package of the same name.
+from lightning_fastio.convert import convert
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -17,6 +20,7 @@ __all__ = [
     "NumpyDataModule",
     "ParquetDataModule",
     "PrefetchCallback",
+    "convert",
     "diagnose",
     "open_reader",
     "open_writer",

@@ -24,6 +24,8 @@ TRAINER_COMMANDS = {
 TOOL_COMMANDS = {
     "demo": ("lightning_fastio.demo", "train on real data from all three formats, in under two minutes"),
     "inspect": ("lightning_fastio.inspection", "show what is in a file, and how each field is read"),
+    "convert": ("lightning_fastio.convert.command", "turn images, text, tables or arrays into files that train fast"),
+    "verify": ("lightning_fastio.convert.check", "check every byte of converted data against its manifest"),
     "doctor": ("lightning_fastio.doctor", "find what keeps this machine from feeding its GPU, with the fix"),
     "tune": ("lightning_fastio.tuning", "find the loader settings that suit this machine, data and model"),
     "report": ("lightning_fastio.report", "make a page of how long the steps of a run waited, or compare two runs"),

@@ -70,7 +70,7 @@ def open_items(items: Any, fn: ItemFunction, *, shuffle_seed: int | None = None)
         shuffle_seed: Mix the items, by this seed; they are listed for it.
 
     Raises:
-        ConfigError: The function cannot travel to worker processes, or ``items`` is no iterable.
+        ConfigError: ``items`` is no iterable of items.
     """
     if not isinstance(items, Iterable) or isinstance(items, (str, bytes, Mapping)):
         raise ConfigError(f"with fn=, source is an iterable of items, such as a list of paths; this is {items!r:.100}")
@@ -82,7 +82,7 @@ def open_items(items: Any, fn: ItemFunction, *, shuffle_seed: int | None = None)
         load=CallOnItems(fn),
         fingerprint=_fingerprint(items),
         num_items=len(items) if isinstance(items, Sequence) else None,
-        engine="process" if _can_travel(fn) else "thread",
+        engine="process" if _is_importable(fn) else "thread",
         items=items,
     )
 
@@ -131,16 +131,8 @@ def _column(key: str, values: list[tuple[str, Any]]) -> Any:
     return np.stack(arrays)
 
 
-def _can_travel(fn: ItemFunction) -> bool:
-    """Whether worker processes can import the function; one of an interactive session runs in threads."""
-    try:
-        pickle.dumps(fn)
-    except Exception as error:
-        # pickle raises PicklingError, AttributeError or TypeError, and __reduce__ whatever it likes.
-        raise ConfigError(
-            f"fn={fn!r} cannot be sent to worker processes ({error}). Define it at the top level of a module, or give "
-            f"engine='thread' or num_workers=0"
-        ) from error
+def _is_importable(fn: ItemFunction) -> bool:
+    """Whether worker processes can import the function; those of an interactive session cannot."""
     return getattr(fn, "__module__", None) != "__main__" or hasattr(sys.modules["__main__"], "__file__")
 
 

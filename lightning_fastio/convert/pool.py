@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import multiprocessing
+import pickle
 import signal
 import traceback
 from collections import deque
@@ -19,7 +20,7 @@ from typing import Any, TypeAlias
 
 from lightning_fastio.convert.slots import Slot, put_in
 from lightning_fastio.convert.source import TASK_BYTES, Engine, Loaded, Task
-from lightning_fastio.errors import FastIOError, MissingDependencyError
+from lightning_fastio.errors import ConfigError, FastIOError, MissingDependencyError
 
 Load: TypeAlias = Callable[[Any], Loaded]
 
@@ -61,6 +62,7 @@ def _run_in_threads(load: Load, tasks: Iterable[Task], num_workers: int, ahead: 
 
 
 def _run_in_processes(load: Load, tasks: Iterable[Task], num_workers: int, ahead: int) -> Iterator[tuple[Task, Loaded]]:
+    _check_travels(load)
     # Neither fork, which copies locks that other threads hold, nor forkserver, whose start would be shared with
     # the user's own processes.
     pool = ProcessPoolExecutor(
@@ -89,6 +91,17 @@ def _run_in_processes(load: Load, tasks: Iterable[Task], num_workers: int, ahead
     finally:
         for slot in slots:
             slot.close()
+
+
+def _check_travels(load: Load) -> None:
+    try:
+        pickle.dumps(load)
+    except Exception as error:
+        # pickle raises PicklingError, AttributeError or TypeError, and __reduce__ whatever it likes.
+        raise ConfigError(
+            f"this work cannot be sent to worker processes ({error}). Define the function at the top level of a "
+            f"module, or give engine='thread' or num_workers=0"
+        ) from error
 
 
 def _in_order(

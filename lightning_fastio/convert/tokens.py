@@ -57,7 +57,9 @@ class HuggingFace(Tokenizer):
         try:
             from tokenizers import Tokenizer as Inner
         except ImportError as error:
-            raise MissingDependencyError("a tokenizer.json needs tokenizers: pip install tokenizers") from error
+            raise MissingDependencyError(
+                "a tokenizer.json needs tokenizers: pip install 'lightning_fastio[text]'"
+            ) from error
         if not file.is_file():
             raise FileAccessError(f"tokenizer {file}: no such file")
         try:
@@ -85,7 +87,9 @@ class TikToken(Tokenizer):
         try:
             import tiktoken
         except ImportError as error:
-            raise MissingDependencyError(f"tokenizer 'tiktoken:{name}' needs tiktoken: pip install tiktoken") from error
+            raise MissingDependencyError(
+                f"tokenizer 'tiktoken:{name}' needs tiktoken: pip install 'lightning_fastio[text]'"
+            ) from error
         try:
             self._inner = tiktoken.get_encoding(name)
         except Exception as error:

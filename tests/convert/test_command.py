@@ -1,0 +1,108 @@
+"""``fastio convert`` and ``fastio verify`` as people type them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_fastio.cli import main
+from lightning_fastio.convert import convert
+from lightning_fastio.convert.command import add_arguments, argument_docs, num_bytes
+from lightning_fastio.convert.options import RunOptions, SourceOptions
+from tests.convert.pictures import noise, read_all, save
+
+
+def test_convert_and_verify(tmp_path, capsys):
+    for index in range(3):
+        save(tmp_path / "in" / "cat" / f"{index}.png", noise(index, (20, 30, 3)))
+    (tmp_path / "in" / "cat" / "broken.png").write_bytes(b"")
+    out = str(tmp_path / "out.h5")
+    arguments = ["convert", str(tmp_path / "in"), out, "--size", "10", "12", "--resize", "stretch", "--num-workers=0"]
+    assert main(arguments) == 1
+    assert "cat/broken.png: the file is empty" in capsys.readouterr().err
+    assert main([*arguments, "--on-error=skip", "--no-paths"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"out\.h5: 3 rows in 1 file, [\d.]+ kB", printed)
+    assert "image: uint8[10, 12, 3]" in printed
+    assert "1 classes" in printed
+    assert "1 inputs skipped" in printed
+    assert list(read_all(tmp_path / "out.h5")) == ["image", "label"]
+    assert main(["verify", out]) == 0
+    assert "3 rows in 1 files, every byte as written" in capsys.readouterr().out
+    Path(out).write_bytes(Path(out).read_bytes()[:-1])
+    assert main(["verify", out]) == 1
+    assert "the manifest says" in capsys.readouterr().err
+
+
+def test_tables_with_fields_casts_and_fills(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n,4\n")
+    (tmp_path / "b.csv").write_text("a,b\n5,6\n")
+    assert main(
+        [
+            *("convert", str(tmp_path / "a.csv"), str(tmp_path / "b.csv"), str(tmp_path / "out")),
+            *("--format=numpy", "--fields", "b", "a", "--dtypes", "b=int8", "--null-fill", "a=-1", "--num-workers=0"),
+        ]
+    ) == 0  # fmt: skip
+    rows = read_all(tmp_path / "out")
+    assert list(rows) == ["b", "a"]
+    assert rows["b"].dtype == np.int8
+    assert rows["a"].tolist() == [1, -1, 5]
+
+
+def test_every_argument_is_on_the_command_line_with_its_help():
+    parser = ArgumentParser()
+    add_arguments(parser)
+    offered = {action.dest: action.help for action in parser._actions}
+    names = set(inspect.signature(convert).parameters) - {"fn"}
+    assert names <= set(offered)
+    assert all(offered[name] for name in names)
+    assert set(argument_docs(convert)) == names | {"fn"}
+
+
+def test_defaults_are_the_same_everywhere():
+    parameters = inspect.signature(convert).parameters
+    for name, option in SourceOptions.__dataclass_fields__.items():
+        assert parameters[name].default == option.default, name
+    assert set(RunOptions.__dataclass_fields__) < set(parameters)
+
+
+@pytest.mark.parametrize(("text", "size"), [("100", 100), ("2K", 2048), ("1.5GiB", 3 << 29), ("3 MB", 3 << 20)])
+def test_sizes_as_people_write_them(text, size):
+    assert num_bytes(text) == size
+
+
+def test_values_that_cannot_be_read_are_refused(tmp_path, capsys):
+    for option in (["--shard-bytes", "much"], ["--dtypes", "x"], ["--format", "csv"]):
+        with pytest.raises(SystemExit):
+            main(["convert", "in", "out", *option])
+    assert "FIELD=VALUE" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path):
+    save(tmp_path / "a.png", noise(0, (600, 600, 3)), compress_level=1)
+    data = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "in").mkdir()
+    for index in range(3000):
+        os.link(tmp_path / "a.png", tmp_path / "in" / f"{index}.png")
+    assert len(data) > 1000
+    command = [sys.executable, "-m", "lightning_fastio.cli", "convert", "in", "out", "--format=parquet"]
+    options = ["--shard-bytes=1M", "--size", "100", "100", "--num-workers=1"]
+    with subprocess.Popen([*command, *options], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        journal = tmp_path / ".out.partial" / "journal.jsonl"
+        while process.poll() is None and not (journal.exists() and journal.read_text().count("\n") > 1):
+            pass
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume goes on" in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "out").exists()
