@@ -5,6 +5,7 @@
     python -m benchmarks rows        what a batch of small rows costs in the loader
     python -m benchmarks memory      a file of 10^9 rows; a long stream of compressed blocks
     python -m benchmarks plan        what the order of an epoch costs, from 10^3 to 10^9 rows
+    python -m benchmarks prefetch    what PrefetchCallback gains and costs, and threads that adjust themselves
     python -m benchmarks convert     converters, against Pillow alone and the disk
 
 Contenders are measured in one run, in turns, so that a busy neighbour slows all of them; each figure is the median.

@@ -15,7 +15,7 @@ import benchmarks
 from benchmarks.measure import describe_machine
 
 # Each is a module with `run(folder, console)`, which gives figures in types that JSON has.
-NAMES = ("formats", "cold", "rows", "memory", "plan", "convert")
+NAMES = ("formats", "cold", "rows", "memory", "plan", "prefetch", "convert")
 
 
 def main() -> int:
