@@ -37,6 +37,7 @@ LAYERS = (
         "waits",
         "verdict",
         "adjusting",
+        "report",
     ),
     ("_lightning", "stages", "datamodules", "callbacks"),
     ("convert", "doctor", "inspection", "trainer_cli"),
