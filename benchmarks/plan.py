@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fastio.order import GlobalShuffle
+from lightning_fastio.plan.order import GlobalShuffle
 
 _BATCH_SIZE = 256
 _NUM_BATCHES = 4000

@@ -16,12 +16,12 @@ from lightning.pytorch import LightningDataModule, Trainer
 
 from lightning_fastio._lightning import PlannedIndices, begin_epoch
 from lightning_fastio.errors import ConfigError, ResumeError
-from lightning_fastio.fetch import Transform
 from lightning_fastio.formats import open_reader
 from lightning_fastio.formats.base import Reader
 from lightning_fastio.loader import BatchLoader
+from lightning_fastio.loader.fetch import Transform
 from lightning_fastio.plan import Shuffle
-from lightning_fastio.rows import Split
+from lightning_fastio.plan.rows import Split
 from lightning_fastio.stages import Source, Stage, Stages
 
 FieldNames: TypeAlias = list[str] | dict[str, str | list[str]] | None

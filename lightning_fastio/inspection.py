@@ -13,9 +13,9 @@ from rich.text import Text
 
 from lightning_fastio.formats import open_reader
 from lightning_fastio.formats.base import Reader
-from lightning_fastio.order import BlockShuffle, GlobalShuffle
 from lightning_fastio.plan import Plan, class_imbalance
-from lightning_fastio.rows import AllRows
+from lightning_fastio.plan.order import BlockShuffle, GlobalShuffle
+from lightning_fastio.plan.rows import AllRows
 
 _BATCH_SIZE = 256
 _MAX_ROWS_MIXED = 1 << 24

@@ -13,7 +13,7 @@ import torch
 
 from lightning_fastio.errors import ConfigError, SchemaError
 from lightning_fastio.formats.base import Reader
-from lightning_fastio.rows import AllRows, ChosenRows, Part, RowSet, Split, balanced_weights
+from lightning_fastio.plan.rows import AllRows, ChosenRows, Part, RowSet, Split, balanced_weights
 
 Source: TypeAlias = str | Path | list[str] | list[Path] | dict[str, str] | dict[str, Path] | None
 """A file, a folder, a glob, a list of files, or a mapping of field name to any of these."""

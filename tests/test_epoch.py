@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_fastio.epoch import Epoch, Leg, Setting
-from lightning_fastio.order import BlockShuffle, GlobalShuffle, Order, Sequential, WeightedSampling, part
+from lightning_fastio.plan.epoch import Epoch, Leg, Setting
+from lightning_fastio.plan.order import BlockShuffle, GlobalShuffle, Order, Sequential, WeightedSampling, part
 
 
 def make_order(kind: str, size: int, key: int, num_parts: int, window_rows: int = 20) -> Order:

@@ -214,7 +214,7 @@ def test_reads_no_further_ahead_than_asked(monkeypatch: pytest.MonkeyPatch) -> N
         return original(rows, out)
 
     reader.read = read  # type: ignore[method-assign]
-    monkeypatch.setattr("lightning_fastio.loader._GROUP_BYTES", 0)
+    monkeypatch.setattr("lightning_fastio.loader.batch_loader._GROUP_BYTES", 0)
     loader = BatchLoader(reader, 10, num_workers=1, prefetch_factor=2)
     iterator = iter(loader)
     assert reads == []

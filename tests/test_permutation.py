@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from lightning_fastio.permutation import TABLE_ROWS, Permutation, seed_from
+from lightning_fastio.plan.permutation import TABLE_ROWS, Permutation, seed_from
 
 
 @given(st.integers(0, 3000), st.integers(-5, 2**70))

@@ -7,9 +7,9 @@ from math import pi, sqrt
 import numpy as np
 import pytest
 
-from lightning_fastio.order import BlockShuffle, GlobalShuffle, Sequential
 from lightning_fastio.plan import Plan, class_imbalance
-from lightning_fastio.rows import AllRows
+from lightning_fastio.plan.order import BlockShuffle, GlobalShuffle, Sequential
+from lightning_fastio.plan.rows import AllRows
 from tests.memory import counting_reader
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_fastio.errors import ConfigError
-from lightning_fastio.rows import AllRows, ChosenRows, RowSet, Split, balanced_weights
+from lightning_fastio.plan.rows import AllRows, ChosenRows, RowSet, Split, balanced_weights
 
 
 def everything(rows: RowSet) -> list[int]:

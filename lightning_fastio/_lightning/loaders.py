@@ -42,11 +42,7 @@ class _RowsOfBatches(Sequence[list[int]]):
     def __getitem__(self, batch: int | slice) -> list[int] | Sequence[list[int]]:
         if isinstance(batch, slice):
             return [self[index] for index in range(*batch.indices(len(self)))]
-        epoch = self._loader.epoch()
-        if not 0 <= batch < epoch.num_batches:
-            raise IndexError(batch)
-        rows: list[int] = self._loader.plan.rows.at(epoch.indices(batch)).tolist()
-        return rows
+        return self._loader.rows_of(batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         return (self[batch] for batch in range(len(self)))

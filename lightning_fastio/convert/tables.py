@@ -19,7 +19,7 @@ from lightning_fastio.convert.source import TASK_BYTES, Loaded, RowBatch, Source
 from lightning_fastio.errors import ConfigError, FormatError
 from lightning_fastio.formats import open_reader
 from lightning_fastio.formats.base import Reader
-from lightning_fastio.order import BlockShuffle, GlobalShuffle, Order, Sequential
+from lightning_fastio.plan.order import BlockShuffle, GlobalShuffle, Order, Sequential
 
 _MAX_TASK_ROWS = 1 << 16
 
