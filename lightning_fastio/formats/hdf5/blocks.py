@@ -7,7 +7,7 @@ arrays of the delivered types, once for all fields that the dataset gives.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -227,7 +227,7 @@ class BlockDataset:
         return range(block * self._block_rows, min((block + 1) * self._block_rows, self.num_rows))
 
 
-def _copy_values(source: Sequence[Any], rows: Int64Array, out: list[Any], positions: Int64Array) -> None:
+def _copy_values(source: Any, rows: Int64Array, out: list[Any], positions: Int64Array) -> None:
     """``out[position] = source[row]``, arrays as tensors that nothing else refers to."""
     for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
         value = source[row]

@@ -148,7 +148,7 @@ class MappedChunks:
         view = self._mapped.view()
         # An item of one row's bytes at every offset in the file; they overlap.
         num_items = len(view) - self._row_bytes + 1
-        items = np.ndarray((num_items,), f"V{self._row_bytes}", view, 0, (1,))  # type: ignore[call-overload]
+        items = np.ndarray((num_items,), f"V{self._row_bytes}", view, 0, (1,))
         copy_items(items, offsets, as_items(out), positions)
 
     def _offsets_of(self, rows: Int64Array) -> Int64Array:

@@ -126,4 +126,5 @@ def _shape(group: Any, where: str) -> tuple[int, int]:
 def _ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
     """The numbers ``start`` to ``start + length - 1`` of all ranges, one after another."""
     ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    numbers: Int64Array = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
+    return numbers

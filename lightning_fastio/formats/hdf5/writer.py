@@ -144,7 +144,8 @@ class HDF5Writer:
             return self._rows_per_block
         if kind != "tensor":
             return SHORTEST_BLOCK_ROWS
-        return max(1, self._block_bytes // max(1, rows.dtype.itemsize * prod(rows.shape[1:])))
+        row_bytes: int = rows.dtype.itemsize * prod(rows.shape[1:])
+        return max(1, self._block_bytes // max(1, row_bytes))
 
 
 class _Column:
