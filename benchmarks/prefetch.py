@@ -94,7 +94,7 @@ def train(loader: Iterable[Any], step_s: float, callback: PrefetchCallback | Non
 def run(folder: Path, console: Console) -> dict[str, Any]:
     """Measure all of it; about two minutes."""
     warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    logging.disable(logging.INFO)
     with mock.patch("lightning_fastio.callbacks.prefetch.cpu_allowance", return_value=_NUM_CPUS):
         return {
             "overlap": _overlap(console),

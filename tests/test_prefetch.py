@@ -177,10 +177,11 @@ def test_has_more_knows_the_end() -> None:
 def test_a_stuck_source_is_left_behind_in_time() -> None:
     source = Gate(1)
     pump: Pump[int] = Pump(source, same, depth=1)
-    pump.stop(timeout_s=0.01)
+    assert not pump.stop(timeout_s=0.01)
     (thread,) = (thread for thread in threading.enumerate() if thread.name == "fastio-prefetch")
     source.allowed.release()
-    thread.join()
+    assert pump.stop(timeout_s=None)
+    assert not thread.is_alive()
 
 
 def test_items_are_made_under_the_gradient_mode_of_the_loop() -> None:

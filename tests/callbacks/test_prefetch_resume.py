@@ -16,7 +16,9 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_fastio._lightning import AheadFetcher
 from lightning_fastio.callbacks import PrefetchCallback
+from lightning_fastio.datamodules import FastIODataModule
 from tests.callbacks.traced_runs import QUIET, Net, Trace, load
+from tests.memory import MemoryReader, counting_reader
 
 pytestmark = [
     *QUIET,
@@ -203,6 +205,45 @@ def test_without_the_callback_a_combined_loader_speaks_for_itself_again(tmp_path
     path = tmp_path / "saved.ckpt"
     make_trainer(tmp_path, SaveAt("on_train_batch_end", path)).fit(Seen(), combined)
     assert loader_states(path) == [{"position": 3}]
+
+
+# The loaders of this package
+
+
+class Shuffled(FastIODataModule):
+    def open_reader(self, source: Any) -> MemoryReader:
+        return counting_reader(source)
+
+
+class RowsSeen(Seen):
+    """Keeps the rows of its training batches."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.rows = [*getattr(self, "rows", []), batch["x"].tolist()]
+        return self.layer(batch["y"].float().reshape(-1, 1).expand(-1, 4)).pow(2).mean() * 1e-9
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Nothing to measure."""
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+@pytest.mark.parametrize(("hook", "num_done"), [("on_train_batch_end", 3), ("on_before_zero_grad", 2)])
+def test_data_modules_go_on_with_exactly_the_rows_not_seen(
+    tmp_path: Path, hook: str, num_done: int, depth: int
+) -> None:
+    path = tmp_path / "saved.ckpt"
+
+    def run(*callbacks: Callback, ckpt_path: Path | None = None) -> list[list[int]]:
+        net = RowsSeen()
+        data = Shuffled(train=24, batch_size=4, seed=3)
+        make_trainer(tmp_path, *callbacks, max_epochs=2).fit(net, datamodule=data, ckpt_path=ckpt_path)
+        return net.rows
+
+    stock = run()
+    assert run(PrefetchCallback(depth, summary=False), SaveAt(hook, path)) == stock
+    assert run(PrefetchCallback(depth, summary=False), ckpt_path=path) == stock[num_done:]
+    # A checkpoint does not depend on the callback that was there when it was written.
+    assert run(ckpt_path=path) == stock[num_done:]
 
 
 # Tuners run trials of their own, without the callbacks of the Trainer.
