@@ -141,7 +141,8 @@ class _Planner:
         self._check_names([name])
         stored = self._first.columns[name]
         for file in self._files.files[1:]:
-            _check_same(name, self._first, file)
+            if file.columns is not self._first.columns:
+                _check_same(name, self._first, file)
         fill = self._options.null_fill
         is_own = isinstance(fill, Mapping)
         fill = fill.get(name) if is_own else fill

@@ -73,7 +73,7 @@ class Files:
         for index, (path, partition) in enumerate(zip(paths, partitions, strict=True)):
             with _errors_of(path), self._open(path, verify=True) as parquet_file:
                 self._footers[index] = parquet_file.metadata
-                self.files.append(_data_file(path, parquet_file, partition))
+                self.files.append(_data_file(path, parquet_file, partition, like=self.files[0] if self.files else None))
         self.num_chunks = sum(footer.num_row_groups * footer.num_columns for footer in self._footers.values())
 
     def _start(self) -> None:
@@ -205,7 +205,7 @@ class Files:
         )
 
 
-def _data_file(path: Path, parquet_file: pq.ParquetFile, partition: Partition) -> DataFile:
+def _data_file(path: Path, parquet_file: pq.ParquetFile, partition: Partition, *, like: DataFile | None) -> DataFile:
     metadata = parquet_file.metadata
     group_rows = np.array([metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)], np.int64)
     if group_rows.sum() != metadata.num_rows or group_rows.min(initial=0) < 0:
@@ -214,11 +214,14 @@ def _data_file(path: Path, parquet_file: pq.ParquetFile, partition: Partition) -
             "the file is damaged, write it again"
         )
     schema = parquet_file.schema_arrow
+    num_stored = len(schema)
     added = {name: value for name, value in partition.items() if name not in schema.names}
     for name, value in added.items():
         schema = schema.append(pa.field(name, pa.int64() if isinstance(value, int) else pa.string()))
-    columns = stored_columns(schema, num_stored=len(parquet_file.schema_arrow))
-    return DataFile(path, schema, columns, group_rows, _stamp(path), added)
+    if like is not None and schema.remove_metadata().equals(like.schema.remove_metadata(), check_metadata=True):
+        # One object for all files: quick to compare, and pickled once.
+        return DataFile(path, like.schema, like.columns, group_rows, _stamp(path), added)
+    return DataFile(path, schema, stored_columns(schema, num_stored=num_stored), group_rows, _stamp(path), added)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
