@@ -36,6 +36,8 @@ class LoaderFacts:
     """Workers that the CPU allowance has room for."""
     is_pinned: bool = True
     """Whether batches came in pinned memory."""
+    slow_layout: str = ""
+    """What in the files makes them slow to read, and what rewrites it; empty where there is nothing to gain."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ def _judge_input(steady: np.ndarray, share: float, loader: LoaderFacts) -> Verdi
             f'worker_type="process" with num_workers={loader.max_workers}; otherwise move it to the device, into '
             "on_after_batch_transfer."
         )
+    elif loader.slow_layout:
+        advice = f"{loader.slow_layout}."
     elif loader.measures_itself:
         advice = (
             f"More than the {loader.max_workers} CPUs of this run can hide: `fastio inspect` shows which fields are "

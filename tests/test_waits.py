@@ -129,6 +129,11 @@ def test_beyond_the_cpus_the_advice_is_another() -> None:
     slow = steps(50, data_wait_s=0.09, step_s=0.1, read_s=0.2)
     reading = verdict_of(slow, num_workers=2, worker_type="thread", measures_itself=True, max_workers=2)
     assert "fastio convert" in reading.advice
+    hint = "Field 'image': lists decode value by value"
+    stored = verdict_of(
+        slow, num_workers=2, worker_type="thread", measures_itself=True, max_workers=2, slow_layout=hint
+    )
+    assert stored.advice == f"{hint}."
     plain = verdict_of(slow, num_workers=2, max_workers=2)
     assert "NumpyDataModule" in plain.advice
     some = verdict_of(slow, num_workers=2, max_workers=4)

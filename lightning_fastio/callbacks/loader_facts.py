@@ -25,6 +25,7 @@ def facts_of(loaders: Sequence[Any], *, max_workers: int) -> LoaderFacts:
             measures_itself=True,
             max_workers=max_workers,
             is_pinned=loader.pin_memory,
+            slow_layout=_slow_layout(loader),
         )
     if isinstance(loader, DataLoader):
         return LoaderFacts(
@@ -35,6 +36,14 @@ def facts_of(loaders: Sequence[Any], *, max_workers: int) -> LoaderFacts:
             is_pinned=loader.pin_memory,
         )
     return LoaderFacts(name, max_workers=max_workers)
+
+
+def _slow_layout(loader: BatchLoader) -> str:
+    """The field with the most bytes among those that could be stored better."""
+    schema = loader.reader.schema
+    slow = [layout for layout in loader.reader.layout() if layout.hint]
+    worst = max(slow, key=lambda layout: schema[layout.name].nbytes if layout.name in schema else 0, default=None)
+    return "" if worst is None else f"Field {worst.name!r}: {worst.hint}"
 
 
 _LOOK_AHEAD_FRACTION = 0.25

@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -13,6 +15,7 @@ from lightning.pytorch import Trainer
 from lightning_fastio.adjusting import WorkerAdjuster
 from lightning_fastio.callbacks import PrefetchCallback, loader_facts, prefetch
 from lightning_fastio.callbacks.loader_facts import adjuster_of, facts_of
+from lightning_fastio.formats import open_reader
 from lightning_fastio.loader import BatchLoader
 from tests.callbacks.traced_runs import QUIET, Net, Scenario, assert_same, load, run_traced
 from tests.memory import MemoryReader, counting_reader
@@ -111,6 +114,7 @@ def test_facts_of_loaders() -> None:
         True,
         5,
     )
+    assert facts.slow_layout == ""
     facts = facts_of([load(2)], max_workers=5)
     assert (facts.name, facts.num_workers, facts.worker_type, facts.measures_itself) == (
         "DataLoader",
@@ -119,3 +123,10 @@ def test_facts_of_loaders() -> None:
         False,
     )
     assert facts_of([iter([])], max_workers=5).num_workers is None
+
+
+def test_the_field_that_could_be_stored_better_is_named(tmp_path: Path) -> None:
+    columns = {"label": pa.array([1.5, 2.5]), "image": pa.array([[1.0, 2.0], [3.0, 4.0]])}
+    pq.write_table(pa.table(columns), tmp_path / "lists.parquet")
+    facts = facts_of([BatchLoader(open_reader(tmp_path / "lists.parquet"), 2)], max_workers=1)
+    assert facts.slow_layout.startswith("Field 'image': lists decode value by value; fastio convert")
