@@ -204,7 +204,8 @@ class Output:
         text = manifest.dump()
         if self.target.is_folder:
             _write_synced(self.data / FOLDER_MANIFEST, text)
-            _sync_folder(self.data)
+            for folder in (self.data, *(path for path in self.data.rglob("*") if path.is_dir())):
+                _sync_folder(folder)
             _replace(self.data, destination)
         else:
             beside = manifest_path(destination)

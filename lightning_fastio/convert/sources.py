@@ -64,6 +64,8 @@ def _resolve(source: Any) -> Any:
         return source
     if isinstance(source, (str, Path)):
         if os.path.exists(source):
+            if os.path.isfile(os.path.join(source, "dataset_dict.json")):
+                raise ConfigError(f"{source} holds several data sets: convert each of its folders by itself")
             return Path(source)
         found = glob.glob(str(source), recursive=True) if glob.has_magic(str(source)) else []
         if not found:

@@ -90,8 +90,9 @@ class FieldStatistics:
                 ("min", self.moments.low),
                 ("max", self.moments.high),
             ):
-                # JSON has no infinity: where every value is NaN there is no range either.
-                listed = [float(value) if np.isfinite(value) else None for value in values]
+                # JSON has neither NaN nor infinity; a feature without any value has no mean and no range.
+                known = np.isfinite(values) & (self.moments.count > 0)
+                listed = [float(value) if is_known else None for value, is_known in zip(values, known, strict=True)]
                 entry[name] = listed[0] if len(listed) == 1 else listed
             entry["nulls"] = self.moments.nulls
         if self.classes is not None:
@@ -158,8 +159,9 @@ def _measure_field(values: Any) -> FieldStatistics:
     if isinstance(values, list):
         return FieldStatistics(sum(array.size for array in values))
     columns = values.reshape(-1, _num_features(values.shape[1:]))
-    if values.dtype == np.uint8 and values.ndim > 1:
-        moments = _bytes_moments(values.reshape(len(values) * values.shape[1], -1), columns.shape[1])
+    if values.dtype == np.uint8 and values.ndim > 1 and values.size:
+        lines = len(values) * (values.shape[1] if values.ndim > 2 else 1)
+        moments = _bytes_moments(values.reshape(lines, -1), columns.shape[1])
     else:
         moments = _moments(columns)
     return FieldStatistics(values.size, moments, _count_classes(values))

@@ -16,7 +16,7 @@ import torch
 
 from lightning_fastio.convert.arrow import class_names, is_arrow, spill
 from lightning_fastio.convert.source import TASK_BYTES, Loaded, RowBatch, Source, Task
-from lightning_fastio.errors import ConfigError, FormatError
+from lightning_fastio.errors import ConfigError, FastIOError, FormatError
 from lightning_fastio.formats import open_reader
 from lightning_fastio.formats.base import Reader
 from lightning_fastio.plan.order import BlockShuffle, GlobalShuffle, Order, Sequential
@@ -101,7 +101,7 @@ def open_table(
         load=ReadRows(reader, _order_of(reader, shuffle_seed), dict(dtypes or {})),
         fingerprint=reader.fingerprint,
         num_items=len(reader),
-        metadata=_metadata_of(reader, _stored_classes(source if spilled is None else spilled)),
+        metadata=_metadata_of(reader, source if spilled is None else spilled),
         engine="thread",
         reader=reader,
         task_rows=task_rows,
@@ -179,14 +179,31 @@ def _stored_classes(source: Any) -> list[str] | None:
     return class_names(pq.read_schema(source))
 
 
-def _metadata_of(reader: Reader, classes: list[str] | None) -> dict[str, str]:
+def _metadata_of(reader: Reader, source: Any) -> dict[str, str]:
     """What the source said of itself, and the names behind integer codes."""
     metadata = dict(reader.metadata)
     categories = {name: list(spec.categories) for name, spec in reader.schema.items() if spec.categories}
+    categories.update(_anndata_categories(reader, source))
+    classes = _stored_classes(source)
     if classes is None and len(categories) == 1:
-        classes = next(iter(categories.values()))
+        [classes] = categories.values()
     if classes is not None:
         metadata.setdefault("classes", json.dumps(classes, ensure_ascii=False))
     if categories:
         metadata.setdefault("categories", json.dumps(categories, ensure_ascii=False))
     return metadata
+
+
+def _anndata_categories(reader: Reader, source: Any) -> dict[str, list[str]]:
+    """Names of the categorical columns of AnnData, which keeps ``codes`` and ``categories`` side by side."""
+    found = {}
+    for name in reader.schema:
+        folder, _, last = name.rpartition("/")
+        if folder and last == "codes":
+            # Without such a neighbour these codes are just numbers.
+            with suppress(FastIOError):
+                names = open_reader(source, [f"{folder}/categories"])
+                values = next(iter(names.read(range(len(names))).values()))
+                names.close()
+                found[name] = [str(value) for value in values]
+    return found

@@ -87,22 +87,43 @@ def test_values_that_cannot_be_read_are_refused(tmp_path, capsys):
     assert "FIELD=VALUE" in capsys.readouterr().err
 
 
-def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path):
+@pytest.fixture
+def long_run(tmp_path):
+    """A conversion in a process of its own, that has finished its first shard and has many to go."""
     save(tmp_path / "a.png", noise(0, (600, 600, 3)), compress_level=1)
-    data = (tmp_path / "a.png").read_bytes()
     (tmp_path / "in").mkdir()
     for index in range(3000):
         os.link(tmp_path / "a.png", tmp_path / "in" / f"{index}.png")
-    assert len(data) > 1000
     command = [sys.executable, "-m", "lightning_fastio.cli", "convert", "in", "out", "--format=parquet"]
     options = ["--shard-bytes=1M", "--size", "100", "100", "--num-workers=1"]
     with subprocess.Popen([*command, *options], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         journal = tmp_path / ".out.partial" / "journal.jsonl"
         while process.poll() is None and not (journal.exists() and journal.read_text().count("\n") > 1):
             pass
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+        yield process
+
+
+def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(long_run, tmp_path):
+    long_run.send_signal(signal.SIGINT)
+    _, errors = long_run.communicate(timeout=60)
+    assert long_run.returncode == 130
     assert "--resume goes on" in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "out").exists()
+
+
+def test_workers_do_not_outlive_a_killed_conversion(long_run):
+    children = Path(f"/proc/{long_run.pid}/task/{long_run.pid}/children").read_text().split()
+    assert children
+    long_run.kill()
+    # Its end of the pipe is inherited: standard error ends when the last of them has.
+    long_run.communicate(timeout=60)
+    assert not [child for child in children if is_running(child)]
+
+
+def is_running(process_id: str) -> bool:
+    """Whether a process is there, and not just waiting to be reaped."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from lightning_fastio import open_reader
+from lightning_fastio import HDF5DataModule, NumpyDataModule, ParquetDataModule, open_reader
 from lightning_fastio.convert import convert, verify
 from lightning_fastio.errors import ConfigError, CorruptFileError, FileAccessError, FormatError
 from tests.convert.pictures import (
@@ -54,6 +54,19 @@ def test_splits_do_not_fit_into_one_file(tmp_path):
     save(tmp_path / "in" / "val" / "a" / "0.png", noise(0))
     with pytest.raises(ConfigError, match=r"'train', 'val'.*give a folder"):
         convert(tmp_path / "in", tmp_path / "out.h5", num_workers=0)
+
+
+@every_format
+def test_the_data_module_knows_the_classes(tmp_path, name):
+    for label in "ab":
+        save(tmp_path / "in" / label / "0.png", noise(0))
+    convert(tmp_path / "in", tmp_path / name, num_workers=0, **destination_options(name))
+    module = {"out": NumpyDataModule, "out.h5": HDF5DataModule, "out.parquet": ParquetDataModule}[name](
+        train=tmp_path / name, batch_size=2
+    )
+    module.setup("fit")
+    assert module.classes == ["a", "b"]
+    module.teardown("fit")
 
 
 @every_format

@@ -259,6 +259,29 @@ def test_arrow_feather_and_dataset_folders(tmp_path, name, kind):
     assert manifest.classes == ["no", "yes"]
 
 
+def test_anndata_keeps_its_matrix_its_columns_and_the_names_of_its_categories(tmp_path):
+    dense = np.random.default_rng(0).integers(0, 3, (600, 40)).astype(np.float32)
+    rows, columns = np.nonzero(dense)
+    with h5py.File(tmp_path / "in.h5ad", "w") as file:
+        matrix = file.create_group("X")
+        matrix.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": dense.shape})
+        matrix["data"], matrix["indices"] = dense[rows, columns], columns.astype(np.int32)
+        matrix["indptr"] = np.searchsorted(rows, np.arange(601)).astype(np.int32)
+        file["obs/kind/codes"] = (np.arange(600) % 2).astype(np.int8)
+        file["obs/kind/categories"] = ["B cell", "T cell"]
+    manifest = convert(tmp_path / "in.h5ad", tmp_path / "out.parquet", num_workers=0)
+    found = read_all(tmp_path / "out.parquet")
+    np.testing.assert_array_equal(found["X"], dense)
+    assert found["obs/kind/codes"].tolist() == [0, 1] * 300
+    assert manifest.classes == ["B cell", "T cell"]
+
+
+def test_a_folder_of_several_data_sets_is_refused(tmp_path):
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(ConfigError, match="convert each of its folders"):
+        convert(tmp_path, tmp_path / "out.h5")
+
+
 def test_sources_that_do_not_exist_or_hold_nothing(tmp_path):
     with pytest.raises(FileAccessError, match="no such file"):
         convert(tmp_path / "missing.h5", tmp_path / "out.h5")
