@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -116,8 +117,11 @@ def test_workers_do_not_outlive_a_killed_conversion(long_run):
     children = Path(f"/proc/{long_run.pid}/task/{long_run.pid}/children").read_text().split()
     assert children
     long_run.kill()
-    # Its end of the pipe is inherited: standard error ends when the last of them has.
+    # They have inherited its standard error, which ends when the last of them closes it, on its way out.
     long_run.communicate(timeout=60)
+    deadline = time.monotonic() + 30
+    while any(map(is_running, children)) and time.monotonic() < deadline:
+        pass
     assert not [child for child in children if is_running(child)]
 
 
