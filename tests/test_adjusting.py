@@ -86,11 +86,21 @@ def test_the_limit_holds() -> None:
 
 def test_idle_threads_go_home_one_at_a_time() -> None:
     adjuster = WorkerAdjuster(8, 16)
-    _, changes = run(adjuster, 200, 0.010)
+    _, changes = run(adjuster, 400, 0.010)
     assert adjuster.num_workers == math.ceil(1.5)
     assert [change.split(":")[0] for change in changes] == [
         f"reader threads {number} -> {number - 1}" for number in range(8, 2, -1)
     ]
+
+
+def test_steps_whose_batches_are_read_together_are_judged_together() -> None:
+    # Sixteen small batches come in one read: one step in sixteen waits, for all of them.
+    adjuster = WorkerAdjuster(1, 8, stride=16)
+    for number in range(16 * 100):
+        total_s = step_s(adjuster.num_workers, 0.025)
+        wait_s = 16 * (total_s - COMPUTE_S) if number % 16 == 0 else 0.0
+        adjuster.add(wait_s, COMPUTE_S + wait_s, 0.025)
+    assert adjuster.num_workers == 3
 
 
 def test_one_slow_step_changes_nothing() -> None:
@@ -98,3 +108,17 @@ def test_one_slow_step_changes_nothing() -> None:
     for number in range(200):
         wait_s = 5.0 if number % 8 == 3 else 0.0
         assert adjuster.add(wait_s, COMPUTE_S + wait_s, 0.018) is None
+
+
+def test_idle_threads_are_sent_home_the_later_the_more_often_it_was_wrong() -> None:
+    adjuster = WorkerAdjuster(2, 16)
+    changes_at = []
+    for number in range(2000):
+        # A neighbour takes the CPU of a single reader for half of the time.
+        slow = adjuster.num_workers == 1 and number % 40 >= 20
+        wait_s = 0.003 if slow else 0.0
+        if adjuster.add(wait_s, COMPUTE_S + wait_s, 0.006) is not None:
+            changes_at.append(number)
+    with_two = [end - start for start, end in zip(changes_at[1::2], changes_at[2::2], strict=False)]
+    assert with_two == sorted(with_two)
+    assert with_two[-1] > 400
