@@ -27,8 +27,8 @@ ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 
 _BLOCK_BYTES = 8 << 20
 _GROUP_BYTES = 32 << 20
-# Narrow to wide: a column takes the first type to which every value of the file converts.
 _CSV_NULLS = ["", "NA", "null", "NULL"]
+# Narrow to wide: a column takes the first type to which every value of the files converts.
 _CSV_TYPES = (pa.int64(), pa.float64(), pa.bool_(), pa.string())
 
 

@@ -93,10 +93,10 @@ def summary(manifest: Manifest, destination: Path) -> str:
     lines += [f"  {split}: {rows:,} rows" for split, rows in manifest.splits.items() if split]
     lines += [f"  {name}: {text}" for name, text in manifest.fields.items()]
     if manifest.classes:
-        lines.append(f"  {len(manifest.classes):,} classes")
-    lines.append(f"  compression {manifest.compression}")
+        lines.append(f"  classes: {len(manifest.classes):,}")
+    lines.append(f"  compression: {manifest.compression}")
     if manifest.skipped:
-        lines.append(f"  {len(manifest.skipped):,} inputs skipped, listed in {manifest_path(destination)}:")
+        lines.append(f"  skipped: {len(manifest.skipped):,}, listed in {manifest_path(destination)}")
         lines += [f"    {entry.item}: {entry.reason}" for entry in manifest.skipped[:_MAX_LISTED]]
     return "\n".join(lines)
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -116,16 +117,14 @@ def open_image_folder(
         generator = np.random.Generator(np.random.PCG64(shuffle_seed))
         splits = [split.reordered(generator.permutation(len(split.names)).tolist()) for split in splits]
     everything = FilePictures([os.path.join(split.name, name) for split in splits for name in split.names], str(root))
-    stats = [
-        (os.path.join(split.name, name), os.stat(root / split.name / name)) for split in splits for name in split.names
-    ]
-    stats += [(name, os.stat(name)) for split in splits for name in split.masks or ()]
+    files = ((name, os.stat(root / name)) for name in everything.names)
+    masks_of = ((name, os.stat(name)) for split in splits for name in split.masks or ())
     return ImageFolder(
         root=root,
         splits=splits,
         load=LoadPictures(rules, encoded=encoded, ragged=ragged, with_path=with_path),
         metadata=class_metadata(names),
-        fingerprint=fingerprint(stats, asdict(rules)),
+        fingerprint=fingerprint(chain(files, masks_of), asdict(rules)),
         skipped=skipped,
         task_pictures=task_pictures(everything, rules, encoded=encoded, ragged=ragged),
         num_items=sum(len(split.names) for split in splits),

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_fastio.convert.source import Skipped
+import lightning_fastio
+from lightning_fastio.convert.source import Skipped, Source
 from lightning_fastio.errors import CorruptFileError, FileAccessError
 
 FOLDER_MANIFEST = "manifest.json"
@@ -50,16 +51,16 @@ class Manifest:
     """Fingerprint of the source: names, sizes and times of its files."""
     options: dict[str, Any]
     """Options that decide what is written."""
-    compression: str
-    """How the data is compressed, and why."""
     fields: dict[str, str]
     """Field name to dtype and sample shape, such as ``uint8[224, 224, 3]``."""
-    shards: list[Shard]
-    """The files, in the order of their rows."""
     classes: list[str]
     """Class names; label ``i`` means ``classes[i]``. Empty without a class mapping."""
     skipped: list[Skipped]
     """Inputs that were left out, with the reason."""
+    compression: str = ""
+    """How the data is compressed, and why."""
+    shards: list[Shard] = field(default_factory=list)
+    """The files, in the order of their rows; none after a dry run."""
     statistics: dict[str, dict[str, Any]] = field(default_factory=dict)
     """For each numeric field: count, mean, std, min, max, nulls; class counts for labels."""
 
@@ -101,6 +102,28 @@ class Manifest:
             raise FileAccessError(f"{file}: no manifest; only data written by `fastio convert` has one") from None
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptFileError(f"{file}: not a manifest of lightning_fastio ({error})") from error
+
+
+def describe(
+    source: Source,
+    format: str,
+    options: Mapping[str, Any],
+    *,
+    fields: dict[str, str],
+    skipped: list[Skipped],
+    **found: Any,
+) -> Manifest:
+    """The manifest of a conversion out of what is known about it; ``found`` are fields of `Manifest`."""
+    return Manifest(
+        version=lightning_fastio.__version__,
+        format=format,
+        source=source.fingerprint,
+        options=json.loads(json.dumps(options, default=str)),
+        fields=fields,
+        classes=json.loads(source.metadata.get("classes", "[]")),
+        skipped=skipped,
+        **found,
+    )
 
 
 def manifest_path(path: Path) -> Path:

@@ -123,12 +123,18 @@ class Output:
             )
         for record in records[1:]:
             shard = Shard(**record["shard"])
-            if describe_files(self.data / shard.path, self.data) != shard.files:
+            if not self._is_unchanged(shard):
                 raise ResumeError(
-                    f"{self.data / shard.path}: changed since it was written; overwrite=True starts again"
+                    f"{self.data / shard.path}: changed since it was written; overwrite=True (--overwrite) starts again"
                 )
             self._take_over(record, shard)
         self._remove_leftovers()
+
+    def _is_unchanged(self, shard: Shard) -> bool:
+        try:
+            return describe_files(self.data / shard.path, self.data) == shard.files
+        except FileNotFoundError:
+            return False
 
     def _remove_leftovers(self) -> None:
         """Remove what a killed run had begun to write."""

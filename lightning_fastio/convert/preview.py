@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import lightning_fastio
-from lightning_fastio.convert.manifest import Manifest
+from lightning_fastio.convert.manifest import Manifest, describe
 from lightning_fastio.convert.options import RunOptions
 from lightning_fastio.convert.output import describe_fields
 from lightning_fastio.convert.progress import duration
@@ -43,17 +41,7 @@ def preview(source: Source, target: Target, run: RunOptions, options: dict[str, 
         lines.append(f"  about {duration(elapsed_s * scale / max(1, run.workers))} with {run.workers} workers")
     lines += [f"  would skip {entry.item}: {entry.reason}" for entry in skipped]
     print("\n".join(lines))
-    return Manifest(
-        version=lightning_fastio.__version__,
-        format=target.format,
-        source=source.fingerprint,
-        options=json.loads(json.dumps(options, default=str)),
-        compression="",
-        fields=fields,
-        shards=[],
-        classes=json.loads(source.metadata.get("classes", "[]")),
-        skipped=skipped,
-    )
+    return describe(source, target.format, options, fields=fields, skipped=skipped)
 
 
 def _sample(source: Source) -> Iterator[tuple[Task, Loaded]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import closing
 from itertools import islice
 from typing import Any
 
 import lightning_fastio
-from lightning_fastio.convert.manifest import Manifest
+from lightning_fastio.convert.manifest import Manifest, describe
 from lightning_fastio.convert.options import RunOptions
 from lightning_fastio.convert.output import Output
 from lightning_fastio.convert.pool import run_tasks
@@ -87,8 +86,8 @@ def _check_skipped(skipped: list[Skipped], run: RunOptions, total: int | None = 
     """Stop where the policy does not allow that an input is left out."""
     if skipped and run.on_error == "stop":
         raise CorruptFileError(
-            f"{skipped[0].item}: {skipped[0].reason}. Nothing was written; on_error='skip' (--on_error skip) leaves "
-            f"such inputs out and lists them in the manifest"
+            f"{skipped[0].item}: {skipped[0].reason}. The destination is as it was; on_error='skip' (--on-error skip) "
+            f"leaves such inputs out and lists them in the manifest"
         )
     total = len(skipped) if total is None else total
     if run.max_skipped is not None and total > run.max_skipped:
@@ -102,16 +101,13 @@ def _describe(source: Source, target: Target, options: dict[str, Any], output: O
     if not output.shards:
         reasons = f"; all {len(output.skipped)} inputs were skipped" if output.skipped else ""
         raise FormatError(f"{target.destination}: there are no rows to write{reasons}")
-    merged = merge(output.statistics)
-    return Manifest(
-        version=lightning_fastio.__version__,
-        format=target.format,
-        source=source.fingerprint,
-        options=json.loads(json.dumps(options, default=str)),
-        compression=str(output.compression),
+    return describe(
+        source,
+        target.format,
+        options,
         fields=output.fields,
-        shards=output.shards,
-        classes=json.loads(source.metadata.get("classes", "[]")),
         skipped=source.skipped + output.skipped,
-        statistics={name: entry.report() for name, entry in merged.items()},
+        compression=str(output.compression),
+        shards=output.shards,
+        statistics={name: entry.report() for name, entry in merge(output.statistics).items()},
     )

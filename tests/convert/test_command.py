@@ -34,8 +34,8 @@ def test_convert_and_verify(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert re.search(r"out\.h5: 3 rows in 1 file, [\d.]+ kB", printed)
     assert "image: uint8[10, 12, 3]" in printed
-    assert "1 classes" in printed
-    assert "1 inputs skipped" in printed
+    assert "classes: 1" in printed
+    assert "skipped: 1, listed in" in printed
     assert list(read_all(tmp_path / "out.h5")) == ["image", "label"]
     assert main(["verify", out]) == 0
     assert "3 rows in 1 files, every byte as written" in capsys.readouterr().out

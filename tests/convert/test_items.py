@@ -33,8 +33,7 @@ def make_row(item: int) -> dict[str, object] | None:
     }
 
 
-@pytest.mark.parametrize("name", DESTINATIONS)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("name", "num_workers"), [*((name, 0) for name in DESTINATIONS), ("out.h5", 2)])
 def test_rows_of_a_function(tmp_path, name, num_workers):
     manifest = convert(range(200), tmp_path / name, fn=make_row, num_workers=num_workers, **destination_options(name))
     rows = read_all(tmp_path / name)

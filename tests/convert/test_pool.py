@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -78,3 +80,10 @@ def test_slots_grow_and_are_used_again():
         assert found["small"] is rows["small"]
         assert found["text"] == ["a"]
     slot.close()
+
+
+def test_workers_that_decode_pictures_do_not_wait_for_torch():
+    names = ", ".join(f"lightning_fastio.convert.{name}" for name in ("pictures", "pool", "statistics"))
+    script = f"import sys, {names}"
+    done = subprocess.run([sys.executable, "-c", f"{script}; print(*sys.modules)"], capture_output=True, check=True)
+    assert not set(done.stdout.decode().split()) & {"torch", "lightning", "pyarrow", "h5py"}
