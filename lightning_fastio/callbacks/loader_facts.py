@@ -50,19 +50,14 @@ _LOOK_AHEAD_FRACTION = 0.25
 """Share of the memory allowance that batches which are read ahead may take up."""
 
 
-_STRIDE_BYTES, _MAX_STRIDE = 1 << 20, 64
-"""Small batches are read several at a time, so that steps wait for the first of them only: they are judged together."""
-
-
 def adjuster_of(loaders: Sequence[Any], *, max_workers: int) -> WorkerAdjuster | None:
     """What adjusts the reader threads of a single loader that leaves their number open; None for all others."""
     loader = loaders[0] if len(loaders) == 1 else None
     if not isinstance(loader, BatchLoader) or not loader.adjusts:
         return None
-    batch_bytes = max(1, loader.batch_size * loader.reader.schema.row_bytes)
-    ahead_bytes = loader.prefetch_factor * batch_bytes
+    ahead_bytes = max(1, loader.prefetch_factor * loader.batch_size * loader.reader.schema.row_bytes)
     memory = memory_allowance()
     if memory is not None:
         max_workers = min(max_workers, int(_LOOK_AHEAD_FRACTION * memory / ahead_bytes))
-    stride = max(1, min(_STRIDE_BYTES // batch_bytes, _MAX_STRIDE))
-    return WorkerAdjuster(loader.num_workers, max(1, max_workers), stride)
+    # Of batches that are read together the first one waits for all: they are judged together.
+    return WorkerAdjuster(loader.num_workers, max(1, max_workers), stride=loader.batches_per_read)

@@ -179,6 +179,13 @@ class BatchLoader:
         return self._pool.num_workers
 
     @property
+    def batches_per_read(self) -> int:
+        """Batches that one read of a reader thread fetches at most: several where they are small."""
+        if not self._can_group:
+            return 1
+        return max(1, min(_GROUP_BYTES // max(1, self.reader.schema.row_bytes * self.batch_size), _GROUP_BATCHES))
+
+    @property
     def num_delivered(self) -> int:
         """Batches that were delivered since the epoch, or the run that goes on with it, began."""
         return self._standing.num_delivered
@@ -285,8 +292,7 @@ class BatchLoader:
             reader=None if self._pool.in_processes else self.reader,
             batch_bytes=batch_bytes,
         )
-        group = max(1, min(_GROUP_BYTES // batch_bytes, _GROUP_BATCHES)) if self._can_group else 1
-        return self._pool.start(make_tasks, range(epoch.start, epoch.num_batches), group=group)
+        return self._pool.start(make_tasks, range(epoch.start, epoch.num_batches), group=self.batches_per_read)
 
     def _identity(self) -> dict[str, Any]:
         """What the unseen rows depend on."""
