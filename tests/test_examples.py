@@ -21,6 +21,7 @@ def working_directory(demo_folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "fastio-demo").symlink_to(demo_folder / "fastio-demo")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    torch.manual_seed(0)
 
 
 @pytest.mark.filterwarnings("ignore:::lightning")
@@ -61,5 +62,5 @@ def test_custom_storage():
 def test_configs(config: Path):
     assert len(CONFIGS) == 3
     assert main(["fit", "-c", str(config), "--trainer.max_epochs=1"]) == 0
-    saved = next(Path().glob("lightning_logs/*/config.yaml"))
+    saved = next(Path().glob("lightning_logs/*/run_config.yaml"))
     assert yaml.safe_load(saved.read_text())["data"]["init_args"]["train"].startswith("fastio-demo/digits")
