@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import numpy.typing as npt
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fastio._lightning import PlannedIndices, begin_epoch
 from lightning_fastio.errors import ConfigError, ResumeError
@@ -166,6 +167,7 @@ class FastIODataModule(LightningDataModule):
         # Loaders that are in use somewhere; one that nobody refers to any more has stopped by itself.
         self._loaders: WeakSet[BatchLoader] = WeakSet()
         self._classes: list[str] | None = None
+        self._said_order = False
         self._hide_empty_stages()
 
     # What a subclass may override
@@ -207,6 +209,9 @@ class FastIODataModule(LightningDataModule):
         loader = self._keep(self.new_train_loader(**settings))
         if self.trainer is not None:
             loader.on_epoch = partial(begin_epoch, self.trainer)
+        if self._training["shuffle"] == "auto" and not self._said_order:
+            self._said_order = True
+            rank_zero_info(f"shuffle='auto' chose {loader.plan.shuffle!r}: {loader.plan.reason}")
         return loader
 
     def val_dataloader(self) -> BatchLoader:
@@ -296,6 +301,13 @@ class FastIODataModule(LightningDataModule):
         if self._classes is None:
             self._classes = json.loads(self.stages.any_reader().metadata.get("classes", "null"))
         return self._classes
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Loaders stay in the process that iterates them; strategies that spawn processes send the rest.
+        return {name: value for name, value in vars(self).items() if name != "_loaders"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _loaders=WeakSet())
 
     def _hide_empty_stages(self) -> None:
         """Let Lightning see no loader for a stage without data, as in a module that does not define it."""

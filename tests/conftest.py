@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"
 
 # Operations as small as those of tests are slower in several threads, which wait for each other.
 torch.set_num_threads(1)
+
+
+# A shell that starts tests in the background ignores interrupts, and so would every process below it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -224,6 +224,39 @@ def test_resume_after_the_stepping_batches_were_asked_for(tmp_path: Path) -> Non
     assert resumed.seen["train"] == whole.seen["train"][5:]
 
 
+def test_resume_after_max_steps_and_with_accumulated_gradients(tmp_path: Path) -> None:
+    def data() -> MemoryDataModule:
+        return MemoryDataModule(train="100", batch_size=8, shuffle="global")
+
+    whole, stopped, resumed = Recorder(), Recorder(), Recorder()
+    trainer(tmp_path, accumulate_grad_batches=3).fit(whole, data())
+    run = trainer(tmp_path, accumulate_grad_batches=3, max_epochs=None, max_steps=3)
+    run.fit(stopped, data())
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    trainer(tmp_path, accumulate_grad_batches=3).fit(resumed, data(), ckpt_path=tmp_path / "a.ckpt")
+    # Lightning takes the epoch that max_steps ended for its first, and the rest of it for its second.
+    assert stopped.seen["train"] + resumed.seen["train"] == whole.seen["train"][:13]
+    assert stopped.losses + resumed.losses == whole.losses[:13]
+
+
+def test_the_choice_of_an_order_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = MemoryDataModule(train=[100, 10], batch_size=8)
+    caplog.set_level("INFO", "lightning.pytorch")
+    trainer(tmp_path, reload_dataloaders_every_n_epochs=1).fit(Recorder(), data)
+    said = [record.message for record in caplog.records if "shuffle='auto'" in record.message]
+    assert said == [
+        "shuffle='auto' chose 'block': rows decode in 10 blocks that do not fit in three eighths of the cache of 0 MiB"
+        "; rows mix inside windows of 30 rows"
+    ]
+
+
+def test_rows_come_from_a_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(100) % 10 == 0)
+    data = MemoryDataModule(train="100", rows=tmp_path / "rows.npy", shuffle="none")
+    assert flat([batch["x"].tolist() for batch in data.train_dataloader()]) == list(range(0, 100, 10))
+    assert data.hparams["rows"] == str(tmp_path / "rows.npy")
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_checkpoint_inside_a_step_or_after_its_exception_keeps_the_batch(tmp_path: Path, num_workers: int) -> None:
     class SavesInside(Recorder):

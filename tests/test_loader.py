@@ -154,7 +154,8 @@ def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next() -> None:
         ({"shuffle": "none"}, "shuffle"),
         ({"rows": range(50)}, "rows"),
         ({"weights": np.ones(100)}, "weights"),
-        ({"reader": counting_reader(99)}, "data"),
+        ({"reader": counting_reader(99)}, "number of rows"),
+        ({"reader": MemoryReader({"x": np.arange(100)})}, "fields"),
     ],
 )
 def test_resume_with_another_order_or_data_is_refused(change: dict[str, Any], word: str) -> None:
@@ -162,7 +163,7 @@ def test_resume_with_another_order_or_data_is_refused(change: dict[str, Any], wo
     state = BatchLoader(**settings).state_dict()
     with pytest.raises(ResumeError, match=f"with {word} .* but now"):
         BatchLoader(**settings | change).load_state_dict(state)
-    if word in ("data", "rows"):
+    if word in ("number of rows", "fields", "rows"):
         BatchLoader(**settings | change, allow_changed_data=True).load_state_dict(state)
 
 
@@ -459,19 +460,20 @@ def test_weights_and_rows() -> None:
     assert rows_of(BatchLoader(counting_reader(10), 5, rows=np.arange(10) % 2 == 0)) == [[0, 2, 4, 6, 8]]
 
 
-def test_auto_shuffle_chooses_by_what_rows_cost(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "lightning_fastio")
+def test_auto_shuffle_chooses_by_what_rows_cost() -> None:
     blocks = list(range(0, 101, 10))
-    choices = [
-        BatchLoader(reader, shuffle="auto").plan.shuffle
+    plans = [
+        BatchLoader(reader, shuffle="auto").plan
         for reader in (
             counting_reader(100),
             counting_reader(100, blocks=blocks, cache_bytes=100 * 12 * 8 // 3),
             counting_reader(100, blocks=blocks, cache_bytes=50 * 12 * 8 // 3),
         )
     ]
-    assert choices == ["global", "global", "block"]
-    assert "windows of 50 rows" in caplog.text
+    assert [plan.shuffle for plan in plans] == ["global", "global", "block"]
+    assert plans[0].reason == "every row costs the same"
+    assert "10 blocks that do not fit" in plans[2].reason
+    assert "windows of 50 rows" in plans[2].reason
 
 
 def test_ranks_get_the_same_number_of_batches_and_each_row_once() -> None:

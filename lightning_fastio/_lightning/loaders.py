@@ -55,6 +55,7 @@ def begin_epoch(trainer: Trainer) -> None:
       yet seen.
     - Loader states of a checkpoint that were left waiting, because `estimated_stepping_batches` built the loaders
       before the checkpoint was read (Lightning #20550), are loaded now.
+    - An epoch that ``max_steps`` ended half-way is finished first.
     - Lightning 2.4 takes a checkpoint of `on_train_batch_end` for one of a batch that is not done, and would count one
       batch too few to the end of the epoch.
     - An epoch that goes on with another batch size has another number of batches than the one after it, but the
@@ -66,9 +67,15 @@ def begin_epoch(trainer: Trainer) -> None:
         return
     if "_state_dicts" not in vars(combined):
         combined._state_dicts = partial(_states_of_consumed, loop, combined)  # type: ignore[method-assign]
-    if loop.restarting and loop._combined_loader_states_to_load:
-        loop._load_combined_loader_states()
     progress = loop.epoch_loop.batch_progress
+    is_unfinished = 0 < progress.current.ready < loop.max_batches
+    if loop._combined_loader_states_to_load and (loop.restarting or is_unfinished):
+        combined._load_state_dicts(loop._combined_loader_states_to_load)
+        loop._combined_loader_states_to_load = []
+    if is_unfinished:
+        for loader in combined.flattened:
+            if isinstance(loader, BatchLoader):
+                loader.finish_skipped(counted=loop.restarting)
     if loop.restarting and not hasattr(loop.epoch_loop, "restarted_on_train_batch_end"):
         done = cast(_ProcessedTracker, progress.current).processed
         if progress.current.completed == done - 1:

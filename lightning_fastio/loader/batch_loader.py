@@ -16,7 +16,7 @@ from lightning_fastio.errors import ConfigError
 from lightning_fastio.formats.base import Reader
 from lightning_fastio.loader.fetch import BatchFetcher, Transform
 from lightning_fastio.loader.pool import WorkerPool
-from lightning_fastio.loader.standing import Standing
+from lightning_fastio.loader.standing import ABOUT_DATA, Standing
 from lightning_fastio.loader.tasks import Tasks
 from lightning_fastio.loader.workers import Workers
 from lightning_fastio.plan.epoch import Epoch
@@ -164,6 +164,7 @@ class BatchLoader:
             pin_memory=self.pin_memory,
         )
         self._standing = self._before_last = Standing()
+        self._skipped: Standing | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Batches from where the loader stands; reading begins with the first one that is asked for."""
@@ -171,7 +172,7 @@ class BatchLoader:
 
     def __len__(self) -> int:
         """Batches of the present epoch on every rank, those read before a resume included."""
-        return len(self.epoch())
+        return len(self.epoch()) - self._standing.num_uncounted
 
     @property
     def num_workers(self) -> int:
@@ -228,9 +229,24 @@ class BatchLoader:
         standing = self._standing
         is_resumed = standing.epoch == epoch and standing.current is None and standing.resumed
         if not is_resumed:
+            self._skipped = standing if standing.current is None and standing.resumed else None
             self._standing = self._before_last = Standing(epoch)
         if self.on_epoch is not None:
             self.on_epoch()
+
+    def finish_skipped(self, *, counted: bool) -> None:
+        """Go back to the pass that a loaded state had left unfinished and `set_epoch` skipped, if there is one.
+
+        Lightning takes an epoch that ``max_steps`` ended half-way for done, so that its last rows would never be seen.
+
+        Args:
+            counted: Whether the training loop still counts the batches that were read of it before.
+        """
+        unfinished = self._skipped or self._standing
+        if unfinished.current is None and unfinished.resumed:
+            num_uncounted = 0 if counted else sum(leg.num_batches for leg in unfinished.legs)
+            self._standing = self._before_last = unfinished._replace(num_uncounted=num_uncounted)
+        self._skipped = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands: what was delivered, not what was read ahead. The same on every rank."""
@@ -249,7 +265,7 @@ class BatchLoader:
         Raises:
             ResumeError: The order or the data is another one than when the state was taken.
         """
-        may_differ = ("data", "rows") if self.allow_changed_data else ()
+        may_differ = ABOUT_DATA if self.allow_changed_data else ()
         self._standing = self._before_last = Standing.of_state(state, self._identity(), may_differ=may_differ)
 
     def resize(self, num_workers: int) -> None:
@@ -267,7 +283,7 @@ class BatchLoader:
     def __getstate__(self) -> dict[str, Any]:
         # A loader arrives in another process where it stands; the Trainer stays behind.
         settled = self._standing.settled()
-        return {**vars(self), "_standing": settled, "_before_last": settled, "on_epoch": None}
+        return {**vars(self), "_standing": settled, "_before_last": settled, "_skipped": None, "on_epoch": None}
 
     def __enter__(self) -> Self:
         return self
@@ -300,6 +316,9 @@ class BatchLoader:
             "seed": self.plan.seed,
             "shuffle": self.plan.shuffle,
             "weights": self.plan.weights_fingerprint,
+            # In words, so that a message tells what changed; the fingerprint also knows the files.
+            "number of rows": len(self.reader),
+            "fields": repr(self.reader.schema),
             "data": self.reader.fingerprint,
             "rows": self.plan.rows.fingerprint,
         }

@@ -11,6 +11,9 @@ from lightning_fastio.plan.epoch import Epoch, Leg, Setting
 
 VERSION = 1
 
+ABOUT_DATA = ("number of rows", "fields", "data", "rows")
+"""What of a state is about the data; the rest is about the order."""
+
 
 class Standing(NamedTuple):
     """What a loader has delivered of an epoch. The same on every rank."""
@@ -27,6 +30,8 @@ class Standing(NamedTuple):
     """The pass that is being read; None until it begins."""
     batch: int = 0
     """Number of its next batch."""
+    num_uncounted: int = 0
+    """Batches of this pass that the training loop has ceased to count, see `BatchLoader.finish_skipped`."""
     num_delivered: int = 0
     """Batches that were delivered since the epoch, or the run that goes on with it, began."""
 
@@ -54,6 +59,7 @@ class Standing(NamedTuple):
             "epoch": self.epoch,
             "repeat": self.repeat,
             "window_rows": self.window_rows,
+            "num_uncounted": self.num_uncounted,
             "legs": [[*asdict(leg.setting).values(), leg.num_batches] for leg in self.legs],
             **identity,
         }
@@ -72,10 +78,12 @@ class Standing(NamedTuple):
             )
         for name, now in identity.items():
             if state[name] != now and name not in may_differ:
-                remedy = "restore it" + (", or pass allow_changed_data=True" if name in ("data", "rows") else "")
+                remedy = "restore it" + (", or pass allow_changed_data=True" if name in ABOUT_DATA else "")
                 raise ResumeError(
                     f"the checkpoint was written with {name} {state[name]!r}, but now it is {now!r}, so that the rows "
                     f"not yet seen cannot be told: {remedy}"
                 )
         legs = tuple(Leg(Setting(*setting), num_batches) for *setting, num_batches in state["legs"])
-        return Standing(state["epoch"], state["repeat"], legs, state["window_rows"])
+        return Standing(
+            state["epoch"], state["repeat"], legs, state["window_rows"], num_uncounted=state["num_uncounted"]
+        )

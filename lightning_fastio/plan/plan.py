@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
 
@@ -39,8 +38,6 @@ AHEAD_BYTES = 64 << 20
 _MOST_WINDOW_ROWS = 1 << 22
 """A window is mixed by a table of its rows, which takes tens of milliseconds and megabytes at this size."""
 
-_log = logging.getLogger("lightning_fastio")
-
 
 class Plan:
     """Which rows, in which order: a function of seed and epoch, not of workers, processes or global generators."""
@@ -72,7 +69,8 @@ class Plan:
         self._cache_bytes = reader.cache_bytes
         self._blocks = None if reader.blocks is None else rows.blocks(reader.blocks)
         self._weights = _as_weights(weights, len(rows))
-        self.shuffle: Shuffle = self._choose(shuffle)
+        self.shuffle, self.reason = self._choose(shuffle)
+        """The order that was chosen, and why."""
         self._last_order: tuple[tuple[int, ...], Order] | None = None
 
     @property
@@ -149,7 +147,7 @@ class Plan:
         windows = Windows(self._blocks, window_rows=window_rows, num_parts=num_parts, index_at=_identity)
         return Sequential(size, windows)
 
-    def _choose(self, shuffle: Shuffle) -> Shuffle:
+    def _choose(self, shuffle: Shuffle) -> tuple[Shuffle, str]:
         if shuffle not in ("auto", "global", "block", "none"):
             raise ConfigError(
                 f"shuffle={shuffle!r}: expected 'auto', 'global', 'block' or 'none' ('auto' is what True would mean)"
@@ -159,22 +157,16 @@ class Plan:
                 "shuffle='block' needs a format that decodes in blocks, but here every row costs the same: use 'global'"
             )
         if shuffle != "auto":
-            return shuffle
+            return shuffle, "it was asked for"
         if self._blocks is None:
-            _log.info("shuffle='auto' chose 'global': every row costs the same")
-            return "global"
-        cache = f"the cache of {self._cache_bytes >> 20} MiB"
+            return "global", "every row costs the same"
+        cache = f"three eighths of the cache of {self._cache_bytes >> 20} MiB"
         if len(self.rows) <= self.window_rows:
-            _log.info("shuffle='auto' chose 'global': the decoded rows fit in three eighths of %s", cache)
-            return "global"
-        _log.info(
-            "shuffle='auto' chose 'block': rows decode in %d blocks that do not fit in three eighths of %s; rows mix "
-            "inside windows of %d rows",
-            len(self._blocks) - 1,
-            cache,
-            self.window_rows,
+            return "global", f"the decoded rows fit in {cache}"
+        return "block", (
+            f"rows decode in {len(self._blocks) - 1:,} blocks that do not fit in {cache}; rows mix inside windows of "
+            f"{self.window_rows:,} rows"
         )
-        return "block"
 
 
 def class_imbalance(order: Order, batch_size: int, *, num_classes: int = 10, num_batches: int = 200) -> float:

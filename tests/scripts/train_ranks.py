@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lightning_fastio.callbacks import PrefetchCallback
 from lightning_fastio.datamodules import FastIODataModule
 from tests.memory import MemoryReader, counting_reader
 
@@ -43,18 +45,29 @@ class Recorder(LightningModule):
         return torch.optim.SGD(self.parameters(), 1e-4)
 
 
-class SaveAndStop(Callback):
-    """Saves after some batches; then the process may be killed, as a scheduler would."""
+class SignalAt(Callback):
+    """Sends a signal to this process after some batches, as a scheduler would."""
 
-    def __init__(self, path: Path, batch: int, kill: bool) -> None:
-        self.path, self.batch, self.kill = path, batch, kill
+    def __init__(self, batch: int, number: int) -> None:
+        self.batch, self.number = batch, number
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, *rest: Any) -> None:
-        done = trainer.fit_loop.epoch_loop.batch_progress.total.ready
-        if done == self.batch:
-            trainer.save_checkpoint(self.path)
-        if self.kill and done == self.batch + 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if trainer.fit_loop.epoch_loop.batch_progress.total.ready == self.batch:
+            os.kill(os.getpid(), self.number)
+
+
+class WriteSeen(Callback):
+    """Writes down what this rank saw, in whatever process it ran."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_fit_end(self, trainer: Trainer, module: Any) -> None:
+        (self.folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(module.seen))
+
+    def on_exception(self, trainer: Trainer, module: Any, exception: BaseException) -> None:
+        trainer.save_checkpoint(self.folder / "a.ckpt")
+        self.on_fit_end(trainer, module)
 
 
 def main() -> None:
@@ -67,31 +80,40 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--save-at", type=int)
-    parser.add_argument("--kill", action="store_true")
+    parser.add_argument("--signal-at", type=int)
+    parser.add_argument("--signal", type=int, default=signal.SIGKILL)
+    parser.add_argument("--strategy", default="ddp")
+    parser.add_argument("--prefetch", type=int)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--no-distributed-sampler", action="store_true")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     checkpoint = args.folder / "a.ckpt"
+    callbacks: list[Callback] = [WriteSeen(args.folder)]
+    if args.save_at:
+        callbacks.append(ModelCheckpoint(args.folder, "a", every_n_train_steps=args.save_at, save_top_k=1))
+    if args.signal_at:
+        callbacks.append(SignalAt(args.signal_at, args.signal))
+    if args.prefetch:
+        callbacks.append(PrefetchCallback(args.prefetch, summary=False))
     trainer = Trainer(
         accelerator="cpu",
         devices=args.devices,
-        strategy="ddp" if args.devices > 1 else "auto",
+        strategy=args.strategy if args.devices > 1 else "auto",
         max_epochs=args.epochs,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        enable_checkpointing=False,
+        enable_checkpointing=args.save_at is not None,
         num_sanity_val_steps=0,
         use_distributed_sampler=not args.no_distributed_sampler,
-        callbacks=[SaveAndStop(checkpoint, args.save_at, args.kill)] if args.save_at else [],
+        callbacks=callbacks,
     )
     model = Recorder()
     data = Rows(
         train=[args.num_rows, args.block], val=[args.val_rows, args.block], batch_size=args.batch_size, num_workers=2
     )
     trainer.fit(model, data, ckpt_path=checkpoint if args.resume else None)
-    (args.folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(model.seen))
 
 
 if __name__ == "__main__":
