@@ -49,7 +49,7 @@ def test_augmentation_shifts_whole_images():
 
 @pytest.mark.filterwarnings("ignore:::lightning")
 def test_a_loop_with_fabric(capsys: pytest.CaptureFixture[str]):
-    assert runpy.run_path(str(EXAMPLES / "fabric.py"))["main"](max_epochs=3) < 1.0
+    assert runpy.run_path(str(EXAMPLES / "fabric.py"))["main"](max_epochs=3) < 1.5
     assert "of the time for data" in capsys.readouterr().out
 
 
