@@ -23,7 +23,7 @@ import torch
 from lightning_fastio import ParquetDataModule
 from lightning_fastio.errors import FormatError, SchemaError
 from lightning_fastio.formats.parquet import open_source, open_target
-from lightning_fastio.formats.parquet_files import Files
+from lightning_fastio.formats.parquet.files import Files
 
 
 def write(path: Path, table: pa.Table | dict[str, Any], **options: Any) -> Path:

@@ -1,0 +1,138 @@
+"""Facts about column chunks out of a Parquet footer.
+
+pyarrow has them too, but ends the whole process when it is asked about a chunk whose statistics do not fit the type of
+the column, as in a damaged footer. So the footer, a struct in Thrift's compact protocol, is read here as nested values.
+The numbers of the fields are those of ``parquet.thrift``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lightning_fastio.errors import CorruptFileError
+
+UNKNOWN = -1
+
+CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
+
+_ROW_GROUPS, _COLUMNS, _CHUNK = 4, 1, 3
+_CODEC, _NUM_VALUES, _NUM_BYTES, _STATISTICS = 4, 5, 6, 12
+_NULL_COUNT = 3
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """What a footer says about column chunks; each array has the shape ``(num_groups, num_leaves)``."""
+
+    num_values: npt.NDArray[np.int64]
+    """Values, elements of lists counted one by one; a null and an empty list count as one."""
+    num_bytes: npt.NDArray[np.int64]
+    """Bytes before compression."""
+    num_nulls: npt.NDArray[np.int64]
+    """Nulls and empty lists; `UNKNOWN` without statistics."""
+    codecs: npt.NDArray[np.int64]
+    """Compression, as a position in `CODECS`."""
+
+
+def read_chunks(path: Path, num_groups: int, num_leaves: int) -> Chunks:
+    """Read a footer that pyarrow has accepted.
+
+    Raises:
+        CorruptFileError: It cannot be read, or describes other row groups or columns.
+    """
+    with path.open("rb") as file:
+        file.seek(-8, os.SEEK_END)
+        size = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - size, os.SEEK_END)
+        footer = file.read(size)
+    try:
+        groups = _struct(footer, 0)[0].get(_ROW_GROUPS, [])
+        chunks = [column[_CHUNK] for group in groups for column in group[_COLUMNS]]
+        facts = [
+            (
+                chunk[_NUM_VALUES],
+                chunk[_NUM_BYTES],
+                chunk.get(_STATISTICS, {}).get(_NULL_COUNT, UNKNOWN),
+                chunk[_CODEC],
+            )
+            for chunk in chunks
+        ]
+        table = np.array(facts, np.int64).reshape(num_groups, num_leaves, 4)
+    except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        raise CorruptFileError(f"{path}: its footer cannot be read ({error!r}); write the file again") from error
+    return Chunks(*np.moveaxis(table, 2, 0))
+
+
+def _struct(data: bytes, position: int) -> tuple[dict[int, Any], int]:
+    """A struct in the compact protocol as a dict by field number, and where it ends."""
+    values: dict[int, Any] = {}
+    number = 0
+    while head := data[position]:
+        position += 1
+        kind = head & 15
+        if head >= 16:
+            number += head >> 4
+        else:
+            number, position = _integer(data, position)
+        if kind <= 2:
+            values[number] = kind == 1  # The value of a bool is its type.
+        elif kind == 8 and data[position] < 128:  # A short string: the most frequent value by far.
+            position += 1 + data[position]
+        else:
+            values[number], position = _READERS[kind](data, position)
+    return values, position + 1
+
+
+def _list(data: bytes, position: int) -> tuple[list[Any], int]:
+    size, kind = divmod(data[position], 16)
+    position += 1
+    if size == 15:
+        size, position = _varint(data, position)
+    read = _READERS[kind]
+    values = []
+    for _ in range(size):
+        value, position = read(data, position)
+        values.append(value)
+    return values, position
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while (byte := data[position]) >= 128:
+        value |= (byte & 127) << shift
+        shift += 7
+        position += 1
+    return value | byte << shift, position + 1
+
+
+def _integer(data: bytes, position: int) -> tuple[int, int]:
+    value, position = _varint(data, position)
+    return value >> 1 ^ -(value & 1), position
+
+
+def _string(data: bytes, position: int) -> tuple[None, int]:
+    """Skips a string: none is needed."""
+    size, position = _varint(data, position)
+    return None, position + size
+
+
+_READERS: dict[int, Callable[[bytes, int], tuple[Any, int]]] = {
+    1: lambda data, position: (data[position], position + 1),
+    2: lambda data, position: (data[position], position + 1),
+    3: lambda data, position: (data[position], position + 1),
+    4: _integer,
+    5: _integer,
+    6: _integer,
+    7: lambda data, position: (None, position + 8),
+    8: _string,
+    9: _list,
+    10: _list,
+    12: _struct,
+}
