@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MethodType
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 from weakref import WeakSet
 
 import numpy.typing as npt
@@ -46,6 +46,9 @@ class FastIODataModule(LightningDataModule):
         >>> data = FastIODataModule(train="digits.h5", val_split=0.2, batch_size=256)
         >>> trainer.fit(model, data)  # batches are {"image": (256, 8, 8), "label": (256,)}
     """
+
+    storage_format: ClassVar[str | None] = None
+    """The format that is read; None reads any."""
 
     def __init__(
         self,
@@ -178,7 +181,7 @@ class FastIODataModule(LightningDataModule):
         Args:
             source: What was given as ``train``, ``val``, ``test`` or ``predict``.
         """
-        return open_reader(source, self.fields, **self.reader_options)
+        return open_reader(source, self.fields, format=self.storage_format, **self.reader_options)
 
     def transform_batch(self, batch: Any, stage: Stage) -> Any:
         """Change a batch after it was read, in the reader threads or worker processes. Override it.
@@ -344,7 +347,7 @@ class FastIODataModule(LightningDataModule):
         """The training data with one field, so that nothing else is read."""
         if type(self).open_reader is FastIODataModule.open_reader and source is not None:
             stored = self.fields.get(field, field) if isinstance(self.fields, dict) else field
-            return open_reader(source, {field: stored}, **self.reader_options)
+            return open_reader(source, {field: stored}, format=self.storage_format, **self.reader_options)
         reader = self.stages.reader("train")
         if field not in reader.schema:
             raise ConfigError(f"the reader has no field {field!r}; it has {list(reader.schema)}")
@@ -358,6 +361,8 @@ class NumpyDataModule(FastIODataModule):
         >>> data = NumpyDataModule(train={"x": "images.npy", "y": "labels.npy"}, val_split=0.1)
         >>> tokens = NumpyDataModule(train="tokens.npy", window=1025, stride=1024)
     """
+
+    storage_format = "numpy"
 
     def __init__(
         self,
@@ -395,6 +400,8 @@ class HDF5DataModule(FastIODataModule):
         >>> data = HDF5DataModule(train="train-*.h5", fields=["images", "meta/label"], val_split=0.1)
     """
 
+    storage_format = "hdf5"
+
     def __init__(
         self,
         train: Source = None,
@@ -431,6 +438,8 @@ class ParquetDataModule(FastIODataModule):
     Example:
         >>> data = ParquetDataModule(train="table/", fields={"x": ["f0", "f1"], "y": "label"}, val_split=0.1)
     """
+
+    storage_format = "parquet"
 
     def __init__(
         self,

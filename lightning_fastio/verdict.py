@@ -109,6 +109,12 @@ def _judge_input(steady: np.ndarray, share: float, loader: LoaderFacts) -> Verdi
     )
     if loader.num_workers is not None and workers < needed <= loader.max_workers:
         return Verdict("INPUT-BOUND", evidence, f"num_workers={needed} would hide it.")
+    if loader.measures_itself and workers and needed <= workers:
+        advice = (
+            "Reading is fast enough to be hidden, so the threads waited for a CPU: something else uses the CPUs of "
+            "this run, often torch itself (torch.set_num_threads, OMP_NUM_THREADS), or another process."
+        )
+        return Verdict("INPUT-BOUND", evidence, advice)
     if transform_s > read_s and loader.worker_type == "thread":
         advice = (
             "If the transform is Python code that holds the GIL, use "

@@ -23,7 +23,9 @@ class PlainDigits(Dataset[dict[str, Any]]):
         elif name == "HDF5":
             import h5py
 
-            self._columns = h5py.File(path)
+            # Datasets are looked up once; by name for every sample it would be many times slower still.
+            file = h5py.File(path)
+            self._columns = {field: file[field] for field in ("image", "label")}
         else:
             import pyarrow.parquet as pq
 

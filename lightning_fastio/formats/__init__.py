@@ -24,7 +24,7 @@ Sources: TypeAlias = Source | Mapping[str, Source]
 """A file, a folder, a glob, a list of these, or a mapping of field name to any of them."""
 
 
-def open_reader(source: Sources, fields: Fields = None, **options: Any) -> Reader:
+def open_reader(source: Sources, fields: Fields = None, *, format: str | None = None, **options: Any) -> Reader:
     """Open files for reading. Their format is told by what is in them.
 
     Example:
@@ -37,6 +37,8 @@ def open_reader(source: Sources, fields: Fields = None, **options: Any) -> Reade
             of these, whose fields lie side by side.
         fields: Fields to deliver, in this order; a mapping renames them, or stacks a list of numeric ones into one
             matrix. All that can be loaded by default.
+        format: ``numpy``, ``hdf5`` or ``parquet``: read nothing else, and choose these files in a folder of several
+            formats. By default whatever is there, of several formats the one with the most bytes.
         options: ``window`` and ``stride`` (NumPy, HDF5: windows along the first axis as rows), ``sparse`` (NumPy, HDF5:
             sparse matrices as sparse CSR batches), ``ragged`` ("auto", "list", "pad" or "error"), ``null_fill`` and
             ``filters`` (Parquet), ``cache_bytes`` (1 GiB), ``widen_unsigned`` (True) and ``locking`` (HDF5). An option
@@ -57,8 +59,9 @@ def open_reader(source: Sources, fields: Fields = None, **options: Any) -> Reade
                 raise unknown_field(name, source, "the mapping given as source")
         if not names:
             raise ConfigError("the source is an empty mapping; name at least one field")
-        return Selection.of(SideBySide({name: _open_field(source[name], name, options) for name in names}), fields)
-    found = format_of_source(source)
+        readers = {name: _open_field(source[name], name, format, options) for name in names}
+        return Selection.of(SideBySide(readers), fields)
+    found = format_of_source(source, format)
     return cast(Reader, _module(found).open_source(source, fields, **_known(options, found, "open_source")))
 
 
@@ -88,15 +91,15 @@ def open_writer(path: str | Path, **options: Any) -> Writer:
     return cast(Writer, _module(found).open_target(path, **_known(options, found, "open_target")))
 
 
-def _open_field(source: Source, name: str, options: Mapping[str, Any]) -> Reader:
+def _open_field(source: Source, name: str, format: str | None, options: Mapping[str, Any]) -> Reader:
     """A reader with one field: the one of that name, or the only one that there is."""
     if isinstance(source, Mapping):
         raise ConfigError(f"{name!r} is a mapping inside a mapping; give a file, a folder, a glob or a list")
-    found = format_of_source(source)
+    found = format_of_source(source, format)
     module = _module(found)
     if hasattr(module, "open_field"):
         return cast(Reader, module.open_field(source, name, **_known(options, found, "open_source")))
-    everything = open_reader(source, None, **options)
+    everything = open_reader(source, None, format=format, **options)
     names = list(everything.schema)
     everything.close()
     if name not in names and len(names) > 1:
@@ -104,7 +107,7 @@ def _open_field(source: Source, name: str, options: Mapping[str, Any]) -> Reader
             f"{source} has no field {name!r} but {', '.join(names)}; open it by itself and rename with "
             f"fields={{{name!r}: {names[0]!r}}}"
         )
-    return open_reader(source, {name: name if name in names else names[0]}, **options)
+    return open_reader(source, {name: name if name in names else names[0]}, format=format, **options)
 
 
 def _module(found: Format) -> Any:

@@ -156,6 +156,15 @@ class Writer(Protocol):
     ) -> None: ...
 
 
+def row_bytes(reader: Reader) -> float:
+    """Mean bytes of a decoded row.
+
+    A reader whose rows vary in length may have an attribute ``row_bytes`` that tells; the schema can only guess.
+    """
+    told = getattr(reader, "row_bytes", None)
+    return max(1.0, float(reader.schema.row_bytes if told is None else told))
+
+
 def check_rows(rows: Rows, num_rows: int) -> npt.NDArray[np.int64]:
     """Row numbers as int64 in ``0`` to ``num_rows - 1``, negatives resolved.
 

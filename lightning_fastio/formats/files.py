@@ -118,25 +118,41 @@ def format_of(path: Path) -> Format:
     )
 
 
-def format_of_source(source: Source) -> Format:
+def format_of_source(source: Source, wanted: str | None = None) -> Format:
     """The storage format of a source; for a folder the one with the most bytes.
 
+    Args:
+        source: What to look at.
+        wanted: Name of the only format that will do.
+
     Raises:
+        ConfigError: It is in another format than the one that is wanted.
         FileAccessError: There is no such file.
         FormatError: It holds no file in a format that can be read.
     """
     for item in items_of(source):
         if not item.is_dir():
-            return format_of(item)
+            return _the_wanted(item, [format_of(item)], wanted)
         sizes: Counter[Format] = Counter()
         for path in _files_in(item, subfolders=True):
             found = _format_in_folder(path)
             if found is not None and (found.has_subfolders or path.parent == item):
                 sizes[found] += 1 + path.stat().st_size
         if sizes:
-            return sizes.most_common(1)[0][0]
+            return _the_wanted(item, [found for found, _ in sizes.most_common()], wanted)
         raise _no_data(item, "data")
     raise ConfigError("the source is an empty list; name at least one file")
+
+
+def _the_wanted(item: Path, found: list[Format], wanted: str | None) -> Format:
+    """The first of the formats that were found, or the one that is wanted."""
+    if wanted is None:
+        return found[0]
+    for each in found:
+        if each.name == wanted:
+            return each
+    there, title = " and ".join(each.title for each in found), format_named(wanted).title
+    raise ConfigError(f"{item} holds {there}, not {title}: use the data module of that format, or FastIODataModule")
 
 
 def items_of(source: Source) -> Iterator[Path]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lightning_fastio.errors import SchemaError
-from lightning_fastio.formats.base import FieldLayout, Reader, Rows, check_rows
+from lightning_fastio.formats.base import FieldLayout, Reader, Rows, check_rows, row_bytes
 from lightning_fastio.formats.blocks import split_by_block
 from lightning_fastio.formats.csr import csr_tensor
 from lightning_fastio.formats.files import fingerprint_of
@@ -75,6 +75,11 @@ class Concatenated:
     def cache_bytes(self) -> int:
         """The largest cache of a reader: readers of one source share theirs."""
         return max(reader.cache_bytes for reader in self._readers)
+
+    @property
+    def row_bytes(self) -> float:
+        """Mean bytes of a decoded row, over all readers."""
+        return sum(row_bytes(reader) * len(reader) for reader in self._readers) / max(1, len(self))
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -227,6 +232,11 @@ class SideBySide:
     def cache_bytes(self) -> int:
         """Caches of all readers together."""
         return sum(reader.cache_bytes for reader in self._readers)
+
+    @property
+    def row_bytes(self) -> float:
+        """Mean bytes of a decoded row, all readers together."""
+        return sum(map(row_bytes, self._readers))
 
     @property
     def metadata(self) -> Mapping[str, str]:

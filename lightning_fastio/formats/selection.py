@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from lightning_fastio.errors import ConfigError, SchemaError
-from lightning_fastio.formats.base import FieldLayout, Fields, Reader, Rows
+from lightning_fastio.formats.base import FieldLayout, Fields, Reader, Rows, row_bytes
 from lightning_fastio.formats.files import fingerprint_of
 from lightning_fastio.schema import Batch, FieldSpec, Schema
 
@@ -98,6 +98,11 @@ class Selection:
     def cache_bytes(self) -> int:
         """That of the reader."""
         return self._reader.cache_bytes
+
+    @property
+    def row_bytes(self) -> float:
+        """That of the reader."""
+        return row_bytes(self._reader)
 
     @property
     def metadata(self) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from lightning_fastio.allowance import cpu_allowance
 from lightning_fastio.errors import ConfigError
-from lightning_fastio.formats.base import Reader
+from lightning_fastio.formats.base import Reader, row_bytes
 from lightning_fastio.loader.fetch import BatchFetcher, Transform
 from lightning_fastio.loader.pool import WorkerPool
 from lightning_fastio.loader.standing import ABOUT_DATA, Standing
@@ -184,7 +184,7 @@ class BatchLoader:
         """Batches that one read of a reader thread fetches at most: several where they are small."""
         if not self._can_group:
             return 1
-        return max(1, min(_GROUP_BYTES // max(1, self.reader.schema.row_bytes * self.batch_size), _GROUP_BATCHES))
+        return max(1, min(_GROUP_BYTES // self._batch_bytes, _GROUP_BATCHES))
 
     @property
     def num_delivered(self) -> int:
@@ -299,16 +299,19 @@ class BatchLoader:
         self._standing = standing._replace(window_rows=standing.window_rows or self.plan.window_rows)
         epoch = self.epoch()
         self._standing = self._standing._replace(current=epoch, batch=epoch.start)
-        batch_bytes = max(1, self.reader.schema.row_bytes * self.batch_size)
         # The tasks do not refer to the loader: threads that hold them must not keep it alive.
         make_tasks = Tasks(
             epoch,
             self.plan.rows,
             (self.plan.seed, standing.epoch, standing.repeat, self._ranks()[0]),
             reader=None if self._pool.in_processes else self.reader,
-            batch_bytes=batch_bytes,
+            batch_bytes=self._batch_bytes,
         )
         return self._pool.start(make_tasks, range(epoch.start, epoch.num_batches), group=self.batches_per_read)
+
+    @property
+    def _batch_bytes(self) -> int:
+        return int(row_bytes(self.reader) * self.batch_size)
 
     def _identity(self) -> dict[str, Any]:
         """What the unseen rows depend on."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lightning_fastio.errors import ConfigError
-from lightning_fastio.formats.base import Reader
+from lightning_fastio.formats.base import Reader, row_bytes
 from lightning_fastio.plan.epoch import Epoch, Leg, Setting
 from lightning_fastio.plan.order import (
     BlockShuffle,
@@ -65,7 +65,7 @@ class Plan:
         """
         self.rows = rows
         self.seed = seed
-        self._row_bytes = max(1, reader.schema.row_bytes)
+        self._row_bytes = row_bytes(reader)
         self._cache_bytes = reader.cache_bytes
         self._blocks = None if reader.blocks is None else rows.blocks(reader.blocks)
         self._weights = _as_weights(weights, len(rows))
@@ -80,7 +80,7 @@ class Plan:
         Three eighths of the reader's cache: two windows fit, the one that is read and the one that is decoded
         meanwhile, and the rest is for blocks at the seam of two windows, and for rows larger than the schema tells.
         """
-        return min(max(1, self._cache_bytes * 3 // 8 // self._row_bytes), _MOST_WINDOW_ROWS)
+        return min(max(1, int(self._cache_bytes * 3 / 8 / self._row_bytes)), _MOST_WINDOW_ROWS)
 
     @property
     def weights_fingerprint(self) -> str | None:
@@ -143,7 +143,7 @@ class Plan:
             return Sequential(size)
         if self.shuffle == "block":
             return BlockShuffle(self._blocks, key, window_rows=window_rows, num_parts=num_parts)
-        window_rows = min(window_rows, max(1, AHEAD_BYTES // self._row_bytes))
+        window_rows = min(window_rows, max(1, int(AHEAD_BYTES / self._row_bytes)))
         windows = Windows(self._blocks, window_rows=window_rows, num_parts=num_parts, index_at=_identity)
         return Sequential(size, windows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lightning_fastio import open_reader, open_writer
+from lightning_fastio import HDF5DataModule, NumpyDataModule, open_reader, open_writer
 from lightning_fastio.errors import ConfigError, CorruptFileError, FileAccessError, FormatError
 from lightning_fastio.formats.files import format_of, format_of_source, natural_order, resolve
 
@@ -209,3 +210,18 @@ def test_fields_that_make_no_sense(folder):
     for empty in ([], {}, {"x": []}):
         with pytest.raises(ConfigError, match="no field"):
             open_reader(folder / "two", empty)
+
+
+def test_a_data_module_reads_its_own_format(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(3))
+    with open_writer(tmp_path / "x.parquet") as writer:
+        writer.write({"y": np.arange(1000)})
+    assert list(open_reader(tmp_path).schema) == ["y"]
+    assert list(open_reader(tmp_path, format="numpy").schema) == ["x"]
+    with pytest.raises(ConfigError, match=r"x.parquet holds Parquet, not NumPy: use the data module of that format"):
+        open_reader(tmp_path / "x.parquet", format="numpy")
+    with pytest.raises(ConfigError, match="holds Parquet and NumPy, not HDF5"):
+        HDF5DataModule(train=tmp_path).setup("fit")
+    module = NumpyDataModule(train=tmp_path)
+    module.setup("fit")
+    assert list(module.stages.reader("train").schema) == ["x"]

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from lightning_fastio.errors import ConfigError, CorruptFileError, FileAccessError, FormatError, SchemaError
+from lightning_fastio.formats import open_reader
+from lightning_fastio.formats.base import row_bytes
 from lightning_fastio.formats.parquet import open_source, open_target
 from lightning_fastio.schema import FieldSpec
 
@@ -411,3 +413,11 @@ class TestRefused:
             write(path, {"y": [1, 2, 3, 4]})
             with pytest.raises(CorruptFileError, match=r"a\.parquet was changed while it was in use"):
                 reader.read([0])
+
+
+def test_rows_of_varying_length_are_weighed_by_what_they_hold(tmp_path: Path) -> None:
+    table = pa.table({"image": [np.random.default_rng(row).bytes(20_000) for row in range(200)], "label": range(200)})
+    pq.write_table(table, tmp_path / "x.parquet", row_group_size=50)
+    reader = open_reader(tmp_path / "x.parquet")
+    assert 20_000 <= row_bytes(reader) < 25_000
+    assert row_bytes(open_reader({"image": tmp_path / "x.parquet"})) >= 20_000

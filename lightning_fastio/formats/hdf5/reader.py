@@ -188,6 +188,11 @@ class HDF5Reader:
         return 0 if all(path.source.bounds is None for path in self._paths) else self._cache.max_bytes
 
     @property
+    def row_bytes(self) -> float:
+        """Mean bytes of a decoded row, text and lists included."""
+        return sum(path.source.num_bytes for path in self._paths) / max(1, len(self))
+
+    @property
     def fingerprint(self) -> str:
         """Changes with the name and size of the file, its rows, and the schema."""
         return fingerprint_of([FilePath(self.path)], len(self), self.schema)

@@ -112,6 +112,11 @@ class ParquetReader:
         return self._groups.bounds
 
     @property
+    def row_bytes(self) -> float:
+        """Mean bytes of a decoded row, text and lists included."""
+        return float(self._groups.nbytes.sum()) / len(self)
+
+    @property
     def metadata(self) -> dict[str, str]:
         """What the writer stored with the data."""
         stored = self._files.files[0].schema.metadata or {}
