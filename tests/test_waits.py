@@ -117,6 +117,13 @@ def test_input_bound_names_the_workers_that_would_hide_it() -> None:
     assert verdict.advice == "num_workers=3 would hide it."
 
 
+def test_threads_that_wait_for_a_cpu_are_not_told_to_read_faster() -> None:
+    waits = steps(50, data_wait_s=0.002, step_s=0.006, read_s=0.000016)
+    verdict = verdict_of(waits, num_workers=1, worker_type="thread", measures_itself=True, max_workers=2)
+    assert verdict.bound == "INPUT-BOUND"
+    assert verdict.advice.startswith("Reading is fast enough to be hidden, so the threads waited for a CPU")
+
+
 def test_work_of_other_loaders_is_told_from_the_step() -> None:
     # In this process a batch takes what fetching took; workers that never idle take their number times the step.
     inline = verdict_of(steps(50, data_wait_s=0.03, step_s=0.04, read_s=0.035), num_workers=0, max_workers=8)
