@@ -54,7 +54,7 @@ def test_data_gets_its_storage_layout_and_rate(data: Path) -> None:
     slow = found[f"layout of {data}"]
     assert slow.severity == "warning"
     assert slow.finding == "x: uint8 (90, 100), chunks (90, 1), gzip, read by chunks"
-    assert slow.why == "one row needs 100 chunks: convert"
+    assert slow.fix == "one row needs 100 chunks: convert"
     assert found[f"read rate of {data}"].finding.endswith("rows a second on first reading")
     assert {f"storage of {data}", f"free space at {data}"} <= set(found)
     # 108 bytes a row, 2^20 rows a batch, 3 workers with 2 batches each.

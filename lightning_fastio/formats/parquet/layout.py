@@ -23,5 +23,7 @@ def describe_field(field: Field, files: Files, groups: RowGroups) -> FieldLayout
         return FieldLayout(field.name, stored, "row group decoded whole, a Python object for each row")
     if not column.lengths:
         return FieldLayout(field.name, stored, "row group decoded whole, rows copied out of it")
+    if field.spec.kind == "ragged":
+        return FieldLayout(field.name, stored, "row group decoded whole, lists of different lengths cut out of it")
     hint = "lists decode value by value; fastio convert stores tensors as fixed-size binary, which decodes by copying"
     return FieldLayout(field.name, stored, "row group decoded whole, lists flattened", hint)
