@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from math import prod
 from typing import Literal, TypeAlias
 
@@ -46,6 +47,21 @@ class FieldSpec:
         name = self.kind if self.dtype is None else str(self.dtype).removeprefix("torch.")
         prefix = "" if self.kind in ("tensor", "string", "bytes") else f"{self.kind} "
         return f"{prefix}{name}{list(self.shape) if self.shape else ''}"
+
+
+def common_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """The type that holds the values of all, as NumPy has it: int64 beside float32 becomes float64, unlike in torch."""
+    return reduce(_promote, dtypes)
+
+
+def _promote(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    promoted = torch.promote_types(one, other)
+    whole = [dtype for dtype in (one, other) if not dtype.is_floating_point and not dtype.is_complex]
+    if promoted == torch.float32 and any(dtype.itemsize >= 4 for dtype in whole):
+        return torch.float64
+    if promoted in (torch.float16, torch.bfloat16) and any(dtype.itemsize >= 2 for dtype in whole):
+        return torch.float64 if any(dtype.itemsize >= 4 for dtype in whole) else torch.float32
+    return promoted
 
 
 class Schema(Mapping[str, FieldSpec]):

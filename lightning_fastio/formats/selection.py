@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import reduce
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 from lightning_fastio.errors import ConfigError, SchemaError
 from lightning_fastio.formats.base import FieldLayout, Fields, Reader, Rows, row_bytes
 from lightning_fastio.formats.files import fingerprint_of
-from lightning_fastio.schema import Batch, FieldSpec, Schema
+from lightning_fastio.schema import Batch, FieldSpec, Schema, common_dtype
 
 
 def wanted_fields(fields: Fields) -> dict[str, tuple[str, ...]] | None:
@@ -169,4 +168,4 @@ def _stacked_spec(name: str, stored: tuple[str, ...], schema: Schema) -> FieldSp
                 "only numeric fields of one shape can be stacked"
             )
     dtypes = [spec.dtype for spec in specs if spec.dtype is not None]
-    return FieldSpec(reduce(torch.promote_types, dtypes), (*specs[0].shape, len(specs)))
+    return FieldSpec(common_dtype(dtypes), (*specs[0].shape, len(specs)))

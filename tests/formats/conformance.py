@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -447,6 +448,56 @@ class ReaderConformance:
         reader = open_reader(self.write(tmp_path, columns))
         for name, values in columns.items():
             np.testing.assert_array_equal(reader.read([9, 2])[name].numpy(), values[[9, 2]])
+
+    def test_closed_writer_stays_closed(self, tmp_path: Path) -> None:
+        writer = open_writer(tmp_path / self.target, **self.writer_options)
+        writer.write({"x": np.arange(3)})
+        writer.close()
+        with pytest.raises(SchemaError, match="writer is closed"):
+            writer.write({"x": np.arange(9)})
+        writer.close()
+        assert open_reader(tmp_path / self.target).read([0, 1, 2])["x"].tolist() == [0, 1, 2]
+
+    def test_target_stays_where_it_was_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path)
+        with open_writer(self.target, **self.writer_options) as writer:
+            writer.write({"x": np.arange(3)})
+            monkeypatch.chdir(tmp_path / "elsewhere")
+        assert [path.name for path in tmp_path.iterdir() if path.name != "elsewhere"] == [self.target]
+
+    def test_two_writers_of_one_target_do_not_meet(self, tmp_path: Path) -> None:
+        first, second = (open_writer(tmp_path / self.target, **self.writer_options) for _ in range(2))
+        first.write({"x": np.arange(3)})
+        second.write({"x": np.arange(5)})
+        first.close()
+        second.close()
+        assert len(open_reader(tmp_path / self.target)) == 5
+        assert [path.name for path in tmp_path.iterdir()] == [self.target]
+
+    def test_remains_of_a_dead_process_are_cleared_away(self, tmp_path: Path) -> None:
+        dead = subprocess.Popen([sys.executable, "-c", ""])
+        dead.wait()
+        remains = tmp_path / f".{self.target}.{socket.gethostname()}-{dead.pid}-0123abcd.tmp"
+        remains.write_text("half a file")
+        with open_writer(tmp_path / self.target, **self.writer_options) as writer:
+            writer.write({"x": np.arange(3)})
+        assert [path.name for path in tmp_path.iterdir()] == [self.target]
+
+    @pytest.mark.parametrize("values", [["a", None], ["a", 5], ["a", b"b"], [b"a", "b"]])
+    def test_lists_of_mixed_types_are_refused(self, tmp_path: Path, values: list[Any]) -> None:
+        writer = open_writer(tmp_path / self.target, **self.writer_options)
+        with pytest.raises(SchemaError, match="'name': row 1 of this batch is"):
+            writer.write({"name": values})
+        writer.abort()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_stacks_hold_the_values_of_all(self, tmp_path: Path) -> None:
+        source = self.write(tmp_path, {"n": np.array([2**53 - 1, 2]), "f": np.array([0.5, 1.5], np.float32)})
+        stacked = open_reader(source, {"z": ["n", "f"]}).read([0, 1])["z"]
+        assert isinstance(stacked, torch.Tensor)
+        assert stacked.dtype == torch.float64
+        assert stacked.tolist() == [[2**53 - 1, 0.5], [2, 1.5]]
 
     def test_failed_or_aborted_writer_leaves_the_old_data(self, source, tmp_path, columns):
         before = digest(source)

@@ -527,3 +527,33 @@ def test_no_room_for_a_temporary_file(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
     with pytest.raises(FileAccessError, match=r"a\.npz: there is no room.*TMPDIR"):
         reader.read([0])
+
+
+def test_a_folder_of_others_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter.tex").write_text("precious")
+    with pytest.raises(ConfigError, match="holds files that no writer of this package made"):
+        open_writer(tmp_path / "thesis")
+    assert (tmp_path / "thesis/chapter.tex").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["x-0", "x_01", "_hidden", ".x", ""])
+def test_names_that_a_folder_would_read_otherwise_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SchemaError, match="cannot be the name"), open_writer(tmp_path / "data") as writer:
+        writer.write({name: np.arange(3)})
+
+
+def test_a_batch_that_failed_half_way_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = open_writer(tmp_path / "data")
+    writer.write({"a": np.arange(3), "b": np.arange(3)})
+    monkeypatch.setattr(type(writer._columns["b"]), "append", raise_no_space)  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match="No space left"):
+        writer.write({"a": np.arange(3), "b": np.arange(3)})
+    with pytest.raises(SchemaError, match="closed"):
+        writer.write({"a": np.arange(3), "b": np.arange(3)})
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def raise_no_space(*arguments: object) -> None:
+    raise OSError(28, "No space left on device")

@@ -118,9 +118,10 @@ def test_settings_that_make_no_sense(tmp_path: Path) -> None:
         open_target(tmp_path / "a.parquet", compression="zip")
     with pytest.raises(ConfigError, match="must be positive"):
         open_target(tmp_path / "a.parquet", rows_per_block=0)
+    (tmp_path / "file").write_text("")
     with (
         pytest.raises(FileAccessError, match="cannot be written"),
-        open_target(tmp_path / "none" / "a.parquet") as writer,
+        open_target(tmp_path / "file" / "a.parquet") as writer,
     ):
         writer.write({"x": [1]})
 

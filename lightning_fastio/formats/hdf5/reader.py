@@ -163,6 +163,8 @@ class HDF5Reader:
         specs = {name: spec for path in paths for name, spec in path.source.fields.items()}
         self.schema = Schema(specs if fields is None else {name: specs[name] for name in fields})
         self._num_rows = paths[0].source.num_rows
+        if window is not None and not self._num_rows:
+            raise SchemaError(f"{self.path}: no window of {window} fits into its data; use a shorter window")
         self._note_unwritten()
 
     def __len__(self) -> int:

@@ -8,9 +8,7 @@ keeps the order of the fields and the metadata, so that any HDF5 tool can read t
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +20,10 @@ import numpy.typing as npt
 import torch
 from typing_extensions import Self
 
-from lightning_fastio.errors import ConfigError, MissingDependencyError, SchemaError
+from lightning_fastio.errors import ConfigError, FileAccessError, MissingDependencyError, SchemaError
+from lightning_fastio.formats.base import check_rows_alike
 from lightning_fastio.formats.hdf5.types import KIND_ATTRIBUTE, LENGTH_ATTRIBUTE, SHAPE_ATTRIBUTE
+from lightning_fastio.formats.target import Target
 from lightning_fastio.schema import Kind
 
 FILE_ATTRIBUTE = "fastio"
@@ -64,12 +64,12 @@ class HDF5Writer:
         """
         if block_bytes < 1 or (rows_per_block is not None and rows_per_block < 1):
             raise ConfigError(f"rows_per_block={rows_per_block} and block_bytes={block_bytes} must be at least 1")
-        self.path = Path(path)
+        self._target = Target(path)
+        self.path = self._target.path
         self._metadata = {str(name): str(value) for name, value in (metadata or {}).items()}
         self._filters = filter_arguments(compression)
         self._rows_per_block, self._block_bytes = rows_per_block, block_bytes
         self._columns: dict[str, _Column] = {}
-        self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         self._file: h5py.File | None = None
         self._is_done = False
 
@@ -86,15 +86,24 @@ class HDF5Writer:
         if len(set(lengths.values())) != 1:
             raise SchemaError(f"{self.path}: the fields of a batch have one length, but these have {lengths}")
         if not self._columns:
-            self._file = h5py.File(self._partial, "w")
+            self._target.begin()
+            try:
+                self._file = h5py.File(self._target.partial, "w")
+            except OSError as error:
+                raise FileAccessError(f"{self.path} cannot be written: {error.strerror or error}") from error
             for name, (kind, rows) in values.items():
                 self._columns[name] = _Column(name, kind, rows, self._chunk_rows(kind, rows), self._filters)
         if list(values) != list(self._columns):
             raise SchemaError(f"{self.path}: the first batch had the fields {list(self._columns)}, not {list(values)}")
         for name, (kind, rows) in values.items():
             self._columns[name].check(kind, rows)
-        for name, (_, rows) in values.items():
-            self._columns[name].append(self._file, rows)
+        try:
+            for name, (_, rows) in values.items():
+                self._columns[name].append(self._file, rows)
+        except BaseException:
+            # Fields of different lengths must not become data, not even if the caller goes on.
+            self.abort()
+            raise
 
     def close(self) -> None:
         """Write what is left, sync, and rename into place.
@@ -113,13 +122,11 @@ class HDF5Writer:
             about = {"fields": list(self._columns), "metadata": self._metadata}
             self._file.attrs[FILE_ATTRIBUTE] = json.dumps(about)
             self._file.close()
-            _sync(self._partial)
+            self._target.publish()
         except BaseException:
             self.abort()
             raise
-        os.replace(self._partial, self.path)
         self._is_done = True
-        _sync(self.path.parent)
 
     def abort(self) -> None:
         """Remove what was written."""
@@ -128,8 +135,7 @@ class HDF5Writer:
         self._is_done = True
         if self._file is not None:
             self._file.close()
-            with suppress(FileNotFoundError):
-                self._partial.unlink()
+            self._target.discard()
 
     def __enter__(self) -> Self:
         return self
@@ -267,8 +273,10 @@ def as_column(name: str, value: Any) -> tuple[Kind, Any]:
         return "tensor", value.detach().cpu().numpy()
     if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value):
         if isinstance(value[0], str):
+            check_rows_alike(name, value, str)
             return "string", [str(item) for item in value]
         if isinstance(value[0], bytes | bytearray | memoryview):
+            check_rows_alike(name, value, bytes, bytearray, memoryview)
             return "bytes", [np.frombuffer(item, np.uint8) for item in value]
         if isinstance(value[0], torch.Tensor | np.ndarray) and np.ndim(value[0]) > 0:
             rows = [np.array(item) for item in value]
@@ -299,11 +307,3 @@ def _joined(kind: Kind, pieces: list[Any]) -> Any:
     if kind == "tensor":
         return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
     return [row for piece in pieces for row in piece]
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,9 @@ from numpy.lib import format as npy_format
 from typing_extensions import Self
 
 from lightning_fastio.errors import ConfigError, FileAccessError, SchemaError
+from lightning_fastio.formats.base import check_rows_alike
 from lightning_fastio.formats.numpy.fields import NOTES, OFFSETS, dump_notes
+from lightning_fastio.formats.target import Target, sync
 from lightning_fastio.schema import Kind
 
 _HEADER_BYTES = 192
@@ -43,14 +46,16 @@ class NumpyWriter:
         Raises:
             ConfigError: Metadata is given for a .npy file, or a file is where a folder should be.
         """
-        self.path = Path(path)
+        is_folder = not Path(path).suffix
+        self._target = Target(path, is_folder=is_folder)
+        self.path = self._target.path
+        self._partial = self._target.partial
+        if is_folder and self.path.exists() and any(self.path.iterdir()) and not (self.path / NOTES).exists():
+            raise ConfigError(f"{self.path} holds files that no writer of this package made: choose another folder")
         self._metadata = {str(name): str(text) for name, text in (metadata or {}).items()}
         self._is_single = self.path.suffix.lower() == ".npy"
         if self._is_single and self._metadata:
             raise ConfigError(f"{self.path}: a .npy file has no room for metadata; write an .npz or a folder")
-        if not self.path.suffix and self.path.is_file():
-            raise ConfigError(f"{self.path} is a file; a path without a suffix becomes a folder")
-        self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         self._columns: dict[str, _Column] = {}
         self._is_done = False
 
@@ -74,8 +79,13 @@ class NumpyWriter:
             )
         for name, (kind, values) in rows.items():
             self._columns[name].check(kind, values)
-        for name, (_, values) in rows.items():
-            self._columns[name].append(values)
+        try:
+            for name, (_, values) in rows.items():
+                self._columns[name].append(values)
+        except BaseException:
+            # Fields of different lengths must not become data, not even if the caller goes on.
+            self.abort()
+            raise
 
     def close(self) -> None:
         """Finish the files, sync, and rename into place.
@@ -99,15 +109,12 @@ class NumpyWriter:
             else:
                 whole = self._partial
                 (self._partial / NOTES).write_text(notes, encoding="utf-8")
-                _sync(self._partial / NOTES)
-                _sync(self._partial)
+                sync(self._partial / NOTES)
+            self._target.publish(whole)
         except BaseException:
             self.abort()
             raise
         self._is_done = True
-        _replace(whole, self.path)
-        _sync(self.path.parent)
-        shutil.rmtree(self._partial, ignore_errors=True)
 
     def abort(self) -> None:
         """Remove what was written; older data at the target stays."""
@@ -115,7 +122,7 @@ class NumpyWriter:
             self._is_done = True
             for column in self._columns.values():
                 column.close()
-            shutil.rmtree(self._partial, ignore_errors=True)
+            self._target.discard()
 
     def __enter__(self) -> Self:
         return self
@@ -134,13 +141,15 @@ class NumpyWriter:
             raise SchemaError(
                 f"{self.path}: a .npy file holds one field of numbers, not {kinds}; write .npz or a folder"
             )
+        # In a folder, names that end in a number are shards of one field, and hidden ones are passed over.
+        is_unclear = re.compile(r"^$|^[._]|[-_.]\d+$") if not self.path.suffix else re.compile(r"^$|^\.")
         for name in rows:
-            if "/" in name or name.endswith(OFFSETS) or name.startswith("."):
+            if "/" in name or name.endswith(OFFSETS) or is_unclear.search(name):
                 raise SchemaError(f"{self.path}: {name!r} cannot be the name of a .npy file; rename the field")
         elements = {name: _element(name, kind, values) for name, (kind, values) in rows.items()}
+        self._target.begin()
         try:
-            shutil.rmtree(self._partial, ignore_errors=True)  # Of a killed process with the same number.
-            self._partial.mkdir(parents=True)
+            self._partial.mkdir()
         except OSError as error:
             raise FileAccessError(f"{self.path} cannot be written: {error.strerror or error}") from error
         self._columns = {name: _Column(name, kinds[name], *elements[name], self._partial) for name in rows}
@@ -156,7 +165,6 @@ class NumpyWriter:
                     shutil.copyfileobj(source, member, 1 << 20)
                 file.unlink()
             archive.writestr(zipfile.ZipInfo(NOTES), notes)
-        _sync(packed)
         return packed
 
 
@@ -234,8 +242,10 @@ def as_rows(name: str, values: Any) -> tuple[Kind, Any]:
         return "tensor", values.detach().cpu().numpy()
     if isinstance(values, Sequence) and not isinstance(values, str | bytes) and len(values):
         if isinstance(values[0], str):
+            check_rows_alike(name, values, str)
             return "string", [np.frombuffer(value.encode(), np.uint8) for value in values]
         if isinstance(values[0], bytes | bytearray | memoryview):
+            check_rows_alike(name, values, bytes, bytearray, memoryview)
             return "bytes", [np.frombuffer(value, np.uint8) for value in values]
         if isinstance(values[0], torch.Tensor | np.ndarray) and np.ndim(values[0]) > 0:
             return "ragged", [np.asarray(value) for value in values]
@@ -258,22 +268,3 @@ def _element(name: str, kind: Kind, rows: Any) -> tuple[np.dtype[Any], tuple[int
     if len(found) > 1:
         raise SchemaError(f"field {name!r}: rows have one type and one shape after the first axis, not {found}")
     return next(iter(found))
-
-
-def _replace(new: Path, path: Path) -> None:
-    """Rename a file or a folder over what is there."""
-    if not new.is_dir() or not path.exists():
-        os.replace(new, path)
-        return
-    old = path.with_name(f".{path.name}.{os.getpid()}.old")
-    os.rename(path, old)
-    os.rename(new, path)
-    shutil.rmtree(old)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

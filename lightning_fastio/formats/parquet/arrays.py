@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 
 from lightning_fastio.errors import FormatError, SchemaError
+from lightning_fastio.formats.base import check_rows_alike
 from lightning_fastio.formats.parquet.elements import DTYPE_KEY, SHAPE_KEY, TENSOR_DTYPES
 from lightning_fastio.formats.parquet.values import offsets_of
 
@@ -85,8 +86,10 @@ def describe(name: str, values: Any) -> tuple[StoredField, Any]:
         return _stored(name, native.dtype.name, native)
     rows = list(values.tolist() if isinstance(values, np.ndarray) and values.dtype.kind in "US" else values)
     if rows and isinstance(rows[0], str):
+        check_rows_alike(name, rows, str)
         return StoredField(name, "string"), rows
     if rows and isinstance(rows[0], bytes):
+        check_rows_alike(name, rows, bytes)
         return StoredField(name, "bytes"), rows
     if rows and isinstance(rows[0], (np.ndarray, torch.Tensor)) and rows[0].ndim:
         return _ragged(name, rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import Any
 
 import numpy.typing as npt
@@ -20,7 +19,7 @@ from lightning_fastio.formats.parquet.schema import class_names, index_columns
 from lightning_fastio.formats.parquet.survey import RaggedPolicy, check_footers, measure_lengths, read_vocabulary
 from lightning_fastio.formats.parquet.values import Dense, Values
 from lightning_fastio.formats.selection import unknown_field, wanted_fields
-from lightning_fastio.schema import FieldSpec
+from lightning_fastio.schema import FieldSpec, common_dtype
 
 _TRANSPOSED_ROWS = 4096
 
@@ -134,7 +133,7 @@ class _Planner:
         if len(shapes) > 1 or any(column.spec.kind != "tensor" for column in columns):
             described = ", ".join(f"{column.name}: {column.spec}" for column in columns)
             raise SchemaError(f"field {name!r} stacks columns of different shapes or kinds: {described}")
-        dtype = reduce(torch.promote_types, [column.spec.dtype for column in columns if column.spec.dtype is not None])
+        dtype = common_dtype(column.spec.dtype for column in columns if column.spec.dtype is not None)
         return Field(name, columns, FieldSpec(dtype, (*columns[0].spec.shape, len(columns))), is_stack=True)
 
     def _column(self, name: str) -> Column:

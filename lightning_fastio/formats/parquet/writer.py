@@ -8,7 +8,6 @@ checksum.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing_extensions import Self
 
 from lightning_fastio.errors import ConfigError, FileAccessError, SchemaError
 from lightning_fastio.formats.parquet.arrays import StoredField, describe
+from lightning_fastio.formats.target import Target
 
 METADATA_PREFIX = "fastio."
 """Put before the keys of ``metadata`` in the file's key-value metadata."""
@@ -65,8 +65,9 @@ class ParquetWriter:
             raise ConfigError(f"compression={compression!r} is no codec of Parquet; use None or one of {CODECS}")
         if block_bytes < 1 or (rows_per_block is not None and rows_per_block < 1):
             raise ConfigError(f"rows_per_block={rows_per_block} and block_bytes={block_bytes} must be positive")
-        self.path = Path(path)
-        self._partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        self._target = Target(path)
+        self.path = self._target.path
+        self._is_done = False
         self._metadata = dict(metadata or {})
         self._compression = compression
         self._rows_per_block, self._block_bytes = rows_per_block, block_bytes
@@ -82,6 +83,8 @@ class ParquetWriter:
             SchemaError: Fields, dtypes or shapes differ from the first batch, or lengths from each other.
             FormatError: A field cannot be stored in Parquet.
         """
+        if self._is_done:
+            raise SchemaError(f"{self.path}: the writer is closed; open a new one")
         table = self._table(batch)
         if self._file is None:
             self._file = self._create(table.schema)
@@ -107,29 +110,31 @@ class ParquetWriter:
         Raises:
             SchemaError: Nothing was written.
         """
+        if self._is_done:
+            return
         if self._file is None:
-            if self._fields:
-                return
+            self._is_done = True
             raise SchemaError(f"{self.path}: nothing was written; write at least one batch before close")
         try:
             self._flush()
             self._file.close()
-            _sync(self._partial)
-            os.replace(self._partial, self.path)
+            self._target.publish()
         except BaseException:  # A full disk, for example.
             self.abort()
             raise
-        self._file = None
-        _sync(self.path.parent)
+        self._file, self._is_done = None, True
 
     def abort(self) -> None:
         """Remove what was written; an older file at the target stays."""
+        if self._is_done:
+            return
+        self._is_done = True
         if self._file is not None:
             with suppress(OSError):  # It writes a footer, for which there may be no room.
                 self._file.close()
             self._file = None
         self._pending.clear()
-        self._partial.unlink(missing_ok=True)
+        self._target.discard()
 
     def __enter__(self) -> Self:
         return self
@@ -164,9 +169,10 @@ class ParquetWriter:
     def _create(self, schema: pa.Schema) -> pq.ParquetWriter:
         metadata = {METADATA_PREFIX + key: value for key, value in self._metadata.items()}
         widest = max(map(_bytes_of, schema.types))
+        self._target.begin()
         try:
             return pq.ParquetWriter(
-                self._partial,
+                self._target.partial,
                 schema.with_metadata(metadata),
                 compression=self._compression or "none",
                 use_dictionary=[field.name for field in self._fields if field.kind == "string"],
@@ -206,11 +212,3 @@ def _bytes_of(type_: pa.DataType) -> int:
     return (
         max(1, int(type_.bit_width) // 8) if pa.types.is_primitive(type_) or pa.types.is_fixed_size_binary(type_) else 1
     )
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
