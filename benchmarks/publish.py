@@ -39,7 +39,9 @@ def draw(comparisons: list[dict[str, Any]], path: Path) -> None:
             each = best[role]
             share = each["times_limit"]
             gb_per_s = each["rows_per_s"] * comparison["row_bytes"] / 1e9
-            text = f"{gb_per_s:.2g} GB/s" + (f", {each['times_today']:,.0f} times as much" if role == "fastio" else "")
+            text = (f"{gb_per_s:.2g} GB/s" if gb_per_s >= 0.01 else f"{1e3 * gb_per_s:.1g} MB/s") + (
+                f", {each['times_today']:,.0f} times as much" if role == "fastio" else ""
+            )
             axes.barh(row + offset, share, height=0.36, color=color)
             inside = share > 0.5
             axes.text(
