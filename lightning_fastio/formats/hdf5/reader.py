@@ -85,6 +85,8 @@ def open_source(
     if ragged == "auto" and any(reader.schema != readers[0].schema for reader in readers):
         readers = open_all("list", names)  # Rows have one length in each file, but not the same in all.
     joined = readers[0] if len(readers) == 1 else Concatenated(readers, [reader.path for reader in readers])
+    if window is not None and not len(joined):
+        raise SchemaError(f"{paths[0]}: no window of {window} fits into its data; use a shorter window")
     return Selection.of(joined, fields)
 
 
@@ -163,8 +165,6 @@ class HDF5Reader:
         specs = {name: spec for path in paths for name, spec in path.source.fields.items()}
         self.schema = Schema(specs if fields is None else {name: specs[name] for name in fields})
         self._num_rows = paths[0].source.num_rows
-        if window is not None and not self._num_rows:
-            raise SchemaError(f"{self.path}: no window of {window} fits into its data; use a shorter window")
         self._note_unwritten()
 
     def __len__(self) -> int:
