@@ -489,6 +489,10 @@ def test_weights_and_rows_of_a_field() -> None:
     data = Labelled(train="-", batch_size=50, weights="balanced", seed=1)
     rows = np.array([flat([batch["x"].tolist() for batch in data.train_dataloader()]) for _ in range(20)])
     assert 0.45 < (rows >= 90).mean() < 0.55
+    by_field = Labelled(train="-", weights="label").train_dataloader()
+    assert min(flat([batch["x"].tolist() for batch in by_field])) >= 90
+    by_array = Labelled(train="-", weights=(np.arange(100) < 5).astype(float)).train_dataloader()
+    assert max(flat([batch["x"].tolist() for batch in by_array])) < 5
     assert set(flat([batch["x"].tolist() for batch in Labelled(train="-", rows=[3, 95]).train_dataloader()])) == {3, 95}
     split = Labelled(train="-", val_split=0.2, stratify_by="label")
     val = flat([batch["label"].tolist() for batch in split.val_dataloader()])

@@ -58,10 +58,16 @@ def draw_passed(batch: dict[str, torch.Tensor], generator: torch.Generator) -> d
 
 @pytest.mark.parametrize("shuffle", ["none", "global", "block"])
 def test_same_batches_for_any_number_and_kind_of_workers(shuffle: Any) -> None:
-    def batches(num_workers: int, worker_type: Any = "thread") -> list[list[int]]:
+    def batches(num_workers: int, worker_type: Any = "thread", persistent: bool = True) -> list[list[int]]:
         reader = counting_reader(103, blocks=[*list(range(0, 104, 10)), 103] if shuffle == "block" else None)
         with BatchLoader(
-            reader, 8, shuffle=shuffle, seed=3, num_workers=num_workers, worker_type=worker_type
+            reader,
+            8,
+            shuffle=shuffle,
+            seed=3,
+            num_workers=num_workers,
+            worker_type=worker_type,
+            persistent_workers=persistent,
         ) as loader:
             return rows_of(loader) + rows_of(loader)
 
@@ -71,6 +77,7 @@ def test_same_batches_for_any_number_and_kind_of_workers(shuffle: Any) -> None:
     for num_workers in (1, 2, 5):
         assert batches(num_workers) == expected
     assert batches(2, "process") == expected
+    assert batches(1, "process", persistent=False) == expected
 
 
 @pytest.mark.parametrize(("drop_last", "num_batches"), [(False, 6), (True, 5)])
