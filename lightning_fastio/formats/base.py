@@ -190,6 +190,8 @@ def check_rows(rows: Rows, num_rows: int) -> npt.NDArray[np.int64]:
         return np.empty(0, np.int64)
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise RowIndexError(f"rows must be a one-dimensional list of integers, not {indices.dtype} {indices.shape}")
+    if indices.dtype == np.int64 and int(indices.view(np.uint64).max()) < num_rows:
+        return indices  # A negative row would be a huge one.
     low, high = int(indices.min()), int(indices.max())
     if low < -num_rows or high >= num_rows:
         raise RowIndexError(f"row {high if high >= num_rows else low} is out of range for {num_rows} rows")

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from lightning_fastio.errors import CorruptFileError, FastIOError, FileAccessError, FormatError
 from lightning_fastio.formats.pages import (
@@ -28,11 +29,15 @@ from lightning_fastio.formats.pages import (
     address_of,
     announce,
     are_in_memory,
+    as_rows,
     map_file,
 )
 
 CHUNK_BYTES = 128 << 10
 """Rows that cannot be copied in one go pass through memory of this size, which stays in a processor's own cache."""
+
+_LARGE_ITEM_BYTES = 256 << 10
+"""Items above this size are copied one by one."""
 
 _NUM_SAMPLES = 8
 
@@ -282,15 +287,26 @@ def copy_items(
     source: npt.NDArray[np.void], rows: Int64Array, out: npt.NDArray[np.void], positions: Int64Array | None = None
 ) -> None:
     """``out[positions] = source[rows]`` without a copy of the source, and without the interpreter's lock."""
-    if positions is None and source.flags.c_contiguous:
-        np.take(source, rows, out=out, mode="clip")  # With "raise", NumPy goes through a buffer of the size of `out`.
+    if positions is None:
+        _gather(source, rows, out)
         return
-    # np.take would copy a whole source of overlapping windows first.
     num_rows = max(1, CHUNK_BYTES // source.itemsize)
+    some = np.empty(min(num_rows, len(rows)), out.dtype)
     for start in range(0, len(rows), num_rows):
-        some = rows[start : start + num_rows]
-        place = slice(start, start + len(some)) if positions is None else positions[start : start + num_rows]
-        out[place] = source[some]
+        places = positions[start : start + num_rows]
+        _gather(source, rows[start : start + num_rows], some[: len(places)])
+        out[places] = some[: len(places)]
+
+
+def _gather(source: npt.NDArray[np.void], rows: Int64Array, out: npt.NDArray[np.void]) -> None:
+    if source.flags.c_contiguous:
+        np.take(source, rows, out=out, mode="clip")  # With "raise", NumPy goes through a buffer of the size of `out`.
+    elif source.itemsize > _LARGE_ITEM_BYTES:
+        for place, row in enumerate(rows.tolist()):
+            out[place : place + 1] = source[row : row + 1]
+    else:
+        # np.take would copy a whole source of overlapping items first, which torch sees as rows with any stride.
+        torch.index_select(as_rows(source), 0, torch.from_numpy(rows), out=as_rows(out))
 
 
 def sample(values: Int64Array) -> Int64Array:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -25,6 +26,10 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+# Called with the interpreter's lock held: it never waits, and giving the lock away costs more than the call.
+_preadv2 = ctypes.PyDLL(None, use_errno=True).preadv2
+_preadv2.restype = ctypes.c_ssize_t
+_preadv2.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int]
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -58,22 +63,34 @@ class _MappedMemory:
         munmap(*self._range)
 
 
-class _Span:
-    """Memory between two addresses, as items of bytes that begin at every byte."""
+class _Memory:
+    """Bytes of memory that something else keeps, as NumPy takes them."""
 
-    def __init__(self, start: int, stop: int, item_bytes: int) -> None:
+    def __init__(self, start: int, num_bytes: int, *, read_only: bool) -> None:
         self.__array_interface__ = {
-            "shape": (stop - start - item_bytes + 1,),
-            "typestr": f"|V{item_bytes}",
-            "strides": (1,),
-            "data": (start, True),
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (start, read_only),
             "version": 3,
         }
 
 
 def items_between(start: int, stop: int, item_bytes: int) -> npt.NDArray[np.void]:
     """Items of ``item_bytes`` bytes at any place between two addresses, for indexing where memory is mapped."""
-    return np.asarray(_Span(start, stop, item_bytes))
+    memory = np.asarray(_Memory(start, stop - start, read_only=True))
+    items: npt.NDArray[np.void] = np.ndarray((stop - start - item_bytes + 1,), f"V{item_bytes}", memory, 0, (1,))
+    return items
+
+
+def as_rows(items: npt.NDArray[np.void]) -> torch.Tensor:
+    """Items of bytes, which may overlap, as rows of uint8. To be read only, whatever the tensor allows.
+
+    torch would warn of an array that says so itself.
+    """
+    step = items.strides[0]
+    num_bytes = (len(items) - 1) * step + items.itemsize
+    memory = np.asarray(_Memory(address_of(items), num_bytes, read_only=False))
+    return torch.from_numpy(memory).as_strided((len(items), items.itemsize), (step, 1))
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
@@ -100,15 +117,23 @@ def are_in_memory(path: str, offsets: Int64Array) -> bool:
     Raises:
         OSError: The file cannot be opened.
     """
-    one = bytearray(1)
-    with open(path, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        try:
-            for offset in offsets.tolist():
-                os.preadv(file.fileno(), [one], offset, os.RWF_NOWAIT)
-        except OSError:  # EAGAIN: it would have to be read; EOPNOTSUPP: this file system cannot tell.
-            return False
-    return True
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        # Fails with EAGAIN where it would have to be read, with EOPNOTSUPP where the file system cannot tell.
+        return all(_preadv2(descriptor, _ONE_BYTE, 1, offset, os.RWF_NOWAIT) == 1 for offset in offsets.tolist())
+    finally:
+        os.close(descriptor)
+
+
+class _IoVec(ctypes.Structure):
+    """``struct iovec``: where bytes go that are read."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+_anywhere = ctypes.create_string_buffer(1)
+_ONE_BYTE = ctypes.byref(_IoVec(ctypes.addressof(_anywhere), 1))
 
 
 def _page_ranges(first: Int64Array, stop: Int64Array) -> Iterator[tuple[int, int]]:

@@ -23,7 +23,7 @@ from lightning_fastio.plan.epoch import Epoch
 from lightning_fastio.plan.plan import Plan, Shuffle
 from lightning_fastio.plan.rows import AllRows, ChosenRows, RowSet
 
-_GROUP_BYTES = 16 << 20
+_GROUP_BYTES = 12 << 20
 """Threads read this much at a time, where batches are smaller."""
 
 _GROUP_BATCHES = 64

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict, deque
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,23 @@ from lightning_fastio.schema import Batch, FieldSpec, Schema
 
 _SMALLEST = 128 << 10
 """Below this many bytes the C library recycles memory by itself."""
+
+_NUMPY_TYPES = {
+    torch_type: np.dtype(str(torch_type).removeprefix("torch."))
+    for torch_type in (
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    )
+}
 
 _MOST_FREE = 8
 """Free buffers of one size that are kept; more than the batches of a pipeline that end at the same time is waste."""
@@ -52,6 +70,10 @@ class BufferPool:
             buffer = free.pop()
         except IndexError:
             buffer = np.empty(num_bytes, np.uint8)
-        view = buffer[:]
+        # Shaped by NumPy, since torch lets go of the interpreter's lock in each call.
+        stored = _NUMPY_TYPES.get(spec.dtype)
+        shape = (num_rows, *spec.shape)
+        view: npt.NDArray[Any] = buffer[:] if stored is None else np.ndarray(shape, stored, buffer)
         weakref.finalize(view, free.append, buffer).atexit = False
-        return torch.from_numpy(view).view(spec.dtype).view(num_rows, *spec.shape)
+        tensor = torch.from_numpy(view)
+        return tensor.view(spec.dtype).view(shape) if stored is None else tensor

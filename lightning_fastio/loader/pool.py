@@ -76,8 +76,6 @@ class WorkerPool:
                 )
             workers = ProcessWorkers(self._process_loader, self._process_tasks, make_tasks, numbers)
         else:
-            # Enough groups for every thread, also where an epoch has few batches.
-            group = max(1, min(group, len(numbers) // self._num_ahead))
             workers = ThreadWorkers(
                 self._fetcher,
                 make_tasks,

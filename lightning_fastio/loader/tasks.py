@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +15,11 @@ from lightning_fastio.plan.permutation import seed_from
 from lightning_fastio.plan.plan import AHEAD_BYTES
 from lightning_fastio.plan.rows import RowSet
 
-_AHEAD_BATCHES = 4, 64
-"""Batches that are announced ahead, at least and at most, however large they are."""
+_PAGE_BYTES = 16 << 20
+_PAGE_BATCHES = 64
+"""Rows of this many batches, or of this many bytes if that is less, are computed and announced at a time."""
+
+_PAGES_KEPT = 16
 
 
 class Task(NamedTuple):
@@ -22,12 +27,21 @@ class Task(NamedTuple):
 
     rows: Int64Array
     """Row numbers of the reader."""
-    seed: int
-    """Seed of the random numbers that transforms may draw for this batch."""
+    seed_keys: tuple[int, ...]
+    """What the random numbers depend on that transforms may draw for this batch."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of those random numbers."""
+        return seed_from(*self.seed_keys)
 
 
 class Tasks:
-    """The tasks of one epoch on one rank. May be asked from several threads."""
+    """The tasks of one epoch on one rank. May be asked from several threads.
+
+    Row numbers are computed by pages of several batches, and the reader hears of them by pages, so that a small batch
+    costs little.
+    """
 
     def __init__(
         self, epoch: Epoch, rows: RowSet, seed_keys: tuple[int, ...], *, reader: Reader | None, batch_bytes: int
@@ -45,27 +59,53 @@ class Tasks:
         self._rows = rows
         self._seed_keys = seed_keys
         self._reader = reader
-        least, most = _AHEAD_BATCHES
-        self._ahead = min(max(least, AHEAD_BYTES // batch_bytes), most)
+        self._page_batches = max(1, min(_PAGE_BYTES // batch_bytes, _PAGE_BATCHES))
+        self._pages: OrderedDict[int, list[Int64Array]] = OrderedDict()
+        self._num_pages = -(-(epoch.num_batches - epoch.start) // self._page_batches)
+        self._num_announced = 0
+        # At least four, since batches may be of any size.
+        self._pages_ahead = max(4, min(AHEAD_BYTES // (batch_bytes * self._page_batches), _PAGES_KEPT // 2))
+        self._lock = Lock()
 
     def __call__(self, batches: range) -> list[Task]:
         """The tasks of some batches that follow each other."""
-        if self._reader is not None:
-            self._announce(self._reader, batches)
-        epoch = self._epoch
+        if self._reader is not None and self._epoch.by_blocks:
+            self._announce_blocks(self._reader, batches)
         return [
-            Task(self._rows.at(indices), seed_from(*self._seed_keys, epoch.num_past_batches + batch))
-            for batch, indices in zip(batches, epoch.indices_of(batches), strict=True)
+            Task(self._rows_of(batch), (*self._seed_keys, self._epoch.num_past_batches + batch)) for batch in batches
         ]
 
-    def _announce(self, reader: Reader, batches: range) -> None:
-        """Announce each row once: whole windows of blocks, or the batches that are ``ahead`` of these."""
-        epoch = self._epoch
-        if epoch.by_blocks:
-            soon = [indices for batch in batches if (indices := epoch.ahead(batch)) is not None]
-        else:
-            first = batches.stop if batches.start == epoch.start else batches.start + self._ahead
-            later = range(first, min(batches.stop + self._ahead, epoch.num_batches))
-            soon = epoch.indices_of(later) if later else []
+    def _rows_of(self, batch: int) -> Int64Array:
+        page, place = divmod(batch - self._epoch.start, self._page_batches)
+        with self._lock:
+            rows = self._page(page)[place]
+            soon = [] if self._reader is None or self._epoch.by_blocks else self._soon(page)
+        if soon and self._reader is not None:
+            self._reader.will_need(np.concatenate(soon))
+        return rows
+
+    def _page(self, page: int) -> list[Int64Array]:
+        found = self._pages.get(page)
+        if found is None:
+            first = self._epoch.start + page * self._page_batches
+            batches = range(first, min(first + self._page_batches, self._epoch.num_batches))
+            found = self._pages[page] = [self._rows.at(indices) for indices in self._epoch.indices_of(batches)]
+            if len(self._pages) > _PAGES_KEPT:
+                self._pages.popitem(last=False)
+        return found
+
+    def _soon(self, page: int) -> list[Int64Array]:
+        """Rows to announce when a page is begun: two pages at a time, until enough are announced ahead.
+
+        Of the first page those after the first batch, which is read right now.
+        """
+        first = self._num_announced
+        last = min(page + 1 + self._pages_ahead, first + 2, self._num_pages)
+        self._num_announced = max(first, last)
+        soon = [rows for later in range(first, last) for rows in self._page(later)]
+        return soon[1:] if first == 0 else soon
+
+    def _announce_blocks(self, reader: Reader, batches: range) -> None:
+        soon = [indices for batch in batches if (indices := self._epoch.ahead(batch)) is not None]
         if soon:
             reader.will_need(self._rows.at(np.concatenate(soon)))

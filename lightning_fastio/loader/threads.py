@@ -43,7 +43,7 @@ class ThreadWorkers(Workers):
             group: Tasks that are fetched by one read, where batches are so small that handing them over would cost
                 more than reading them.
         """
-        self._groups = [numbers[first : first + group] for first in range(0, len(numbers), group)]
+        self._groups = _cut(numbers, group, num_threads)
         self._num_ordered = 0
         self._num_taken = 0
         self._ahead = ahead
@@ -95,6 +95,18 @@ class ThreadWorkers(Workers):
         for group in range(self._num_ordered, min(self._num_taken + self._ahead, len(self._groups))):
             self._num_ordered = group + 1
             self._crew.tasks.put(group)
+
+
+def _cut(numbers: range, most: int, num_threads: int) -> list[range]:
+    """Groups of up to ``most``: smaller at the start, so that the first batch comes soon, and at the end, so that no
+    thread has much left to do when the others are done.
+    """
+    groups, start = [], 0
+    while start < len(numbers):
+        size = max(1, min(most, start, (len(numbers) - start) // num_threads))
+        groups.append(numbers[start : start + size])
+        start += size
+    return groups
 
 
 class _Crew:

@@ -128,6 +128,21 @@ def test_hints_name_the_bytes_of_the_rows(path, announced):
     assert announced == [(start + 350, 50), (start, 50), (start + 150, 100), (start + 450, 200)]
 
 
+@pytest.mark.parametrize("large", [1, 1 << 20], ids=["one by one", "together"])
+@pytest.mark.parametrize("positions", [None, np.array([2, 0, 1])])
+def test_windows_that_overlap(path, monkeypatch, large, positions):
+    monkeypatch.setattr(mapped, "_LARGE_ITEM_BYTES", large)
+    array = MappedArray(MappedFile(path), 6, "<u2", (100, 2), window=10, stride=3)
+    rows = np.array([29, 0, 29])
+    out = np.zeros((3, 10, 2), np.uint16)
+    array.read(rows, out, positions)
+    stored = np.frombuffer(path.read_bytes(), "<u2", 200, 6).reshape(100, 2)
+    expected = np.stack([stored[3 * row : 3 * row + 10] for row in rows])
+    np.testing.assert_array_equal(out[slice(None) if positions is None else positions], expected)
+    with pytest.raises(IndexError):
+        mapped.copy_items(array.items(), np.array([31]), np.empty(1, array.items().dtype))
+
+
 def test_hints_of_windows_and_of_fortran_order(path, announced):
     file = MappedFile(path)
     start = file.view().__array_interface__["data"][0]
