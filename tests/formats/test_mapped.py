@@ -139,8 +139,6 @@ def test_windows_that_overlap(path, monkeypatch, large, positions):
     stored = np.frombuffer(path.read_bytes(), "<u2", 200, 6).reshape(100, 2)
     expected = np.stack([stored[3 * row : 3 * row + 10] for row in rows])
     np.testing.assert_array_equal(out[slice(None) if positions is None else positions], expected)
-    with pytest.raises(IndexError):
-        mapped.copy_items(array.items(), np.array([31]), np.empty(1, array.items().dtype))
 
 
 def test_hints_of_windows_and_of_fortran_order(path, announced):
