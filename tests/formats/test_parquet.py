@@ -81,7 +81,7 @@ class TestTypes:
     def test_a_tensor_column_is_a_view_of_what_was_decoded(self, tmp_path: Path) -> None:
         path = tmp_path / "a.parquet"
         images = np.random.default_rng(0).integers(0, 255, (50, 8, 8, 3), dtype=np.uint8)
-        with open_target(path) as writer:
+        with open_target(path, compression="zstd") as writer:
             writer.write({"x": images})
         with closing(open_source(path)) as reader:
             assert not reader._decode(0)["x"].rows.flags.owndata  # type: ignore[union-attr]

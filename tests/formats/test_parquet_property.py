@@ -95,6 +95,7 @@ def layouts(draw: st.DrawFn) -> dict[str, Any]:
         # At 1 byte, pyarrow loses rows of its own lists.
         "data_page_size": draw(st.sampled_from([100, 1 << 20])),
         "write_page_checksum": draw(st.booleans()),
+        "write_page_index": draw(st.booleans()),
     }
 
 

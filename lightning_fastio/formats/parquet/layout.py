@@ -9,7 +9,7 @@ from lightning_fastio.formats.parquet.footer import CODECS
 from lightning_fastio.formats.parquet.groups import RowGroups
 
 
-def describe_field(field: Field, files: Files, groups: RowGroups) -> FieldLayout:
+def describe_field(field: Field, files: Files, groups: RowGroups, *, is_mapped: bool) -> FieldLayout:
     """Type, row groups and codec of the first column of a field, and how it is read."""
     column = field.columns[0]
     codec = "Hive partition"
@@ -19,6 +19,8 @@ def describe_field(field: Field, files: Files, groups: RowGroups) -> FieldLayout
     stacked = f"{len(field.columns)} columns of " if field.is_stack else ""
     rows = groups.num_rows // groups.num_groups
     stored = f"{stacked}{column.stored.field.type}, {groups.num_groups} row groups of {rows} rows, {codec}"
+    if is_mapped:
+        return FieldLayout(field.name, stored, "memory map, rows copied out of plain pages")
     if field.spec.kind in ("string", "bytes"):
         return FieldLayout(field.name, stored, "row group decoded whole, a Python object for each row")
     if not column.lengths:

@@ -1,4 +1,4 @@
-"""Parquet: rows out of row groups that decode whole.
+"""Parquet: rows out of mapped pages where these hold tensors as they are, else out of row groups that decode whole.
 
 A row group is decoded once, into values from which rows are gathered (`columns` says what each type becomes);
 a cache that is bounded in bytes keeps it while its rows are needed, and the row groups that come next are decoded
@@ -23,6 +23,7 @@ from lightning_fastio.formats.parquet.fields import FieldOptions, plan_fields
 from lightning_fastio.formats.parquet.files import Files
 from lightning_fastio.formats.parquet.groups import RowGroups
 from lightning_fastio.formats.parquet.layout import describe_field
+from lightning_fastio.formats.parquet.mapped import MappedColumn, map_column
 from lightning_fastio.formats.parquet.partition import partitions_of, root_of
 from lightning_fastio.formats.parquet.survey import RaggedPolicy
 from lightning_fastio.formats.parquet.values import Dense, Values, pad
@@ -69,7 +70,10 @@ class ParquetReader:
         self._check_has_rows(self._files.num_rows, "")
         options = FieldOptions(ragged, widen_unsigned, null_fill, has_filters=filters is not None)
         self._fields = plan_fields(self._files, fields, options)
-        self._columns = list(dict.fromkeys(column.name for field in self._fields for column in field.columns))
+        mapped = {} if filters is not None else {field.name: map_column(field, self._files) for field in self._fields}
+        self._mapped: dict[str, MappedColumn] = {name: column for name, column in mapped.items() if column is not None}
+        self._decoded = [field for field in self._fields if field.name not in self._mapped]
+        self._columns = list(dict.fromkeys(column.name for field in self._decoded for column in field.columns))
         self._pads = ragged == "pad"
         self._groups = RowGroups(self._files, self._fields, filters)
         self._check_has_rows(self._groups.num_rows, " that passes the filters")
@@ -89,7 +93,7 @@ class ParquetReader:
 
     def _start(self) -> None:
         self._cache: BlockCache[int, dict[str, Values]] = BlockCache(
-            self._decode, lambda block: int(self._groups.nbytes[block]), max_bytes=self.cache_bytes
+            self._decode, self._decoded_bytes, max_bytes=self.cache_bytes
         )
         self._is_verified = np.zeros(len(self.blocks) - 1, np.bool_)
 
@@ -137,19 +141,33 @@ class ParquetReader:
     def will_need(self, rows: Rows) -> None:
         """Begin to decode the row groups of these rows, as far as the cache has room."""
         with suppress(RowIndexError):
-            self._cache.announce(_requests(self._by_block(rows)))
+            checked = check_rows(rows, len(self))
+            parts = list(split_by_block(checked, self.blocks))
+            if self._decoded:
+                self._cache.announce(_requests(parts))
+            if not parts or not self._mapped:
+                return
+            blocks = np.array([part.block for part in parts])
+            starts, stops = self.blocks[blocks], self.blocks[blocks + 1]
+            if self._groups.nbytes[blocks].sum() > self.cache_bytes:
+                starts, stops = checked, checked + 1  # A few rows out of very many blocks.
+            for column in self._mapped.values():
+                column.will_need(starts, stops)
 
     def read(self, rows: Rows, out: Batch | None = None) -> Batch:
         """Read rows; see `Reader.read`."""
-        num_rows = len(rows)
-        found = {part.block: part for part in self._by_block(rows)}
+        checked = check_rows(rows, len(self))
+        num_rows = len(checked)
+        found = {part.block: part for part in split_by_block(checked, self.blocks)} if self._decoded else {}
         tensors = self.schema.allocate(num_rows) if out is None else out
         batch: Batch = {}
         for field in self._fields:
             batch[field.name] = tensors[field.name] if field.spec.kind == "tensor" else [None] * num_rows  # type: ignore[assignment]
-        for block, values in self._cache.read(_requests(found.values())):
-            for name, target in batch.items():
-                _gather(values[name], found[block], target)
+        for block, decoded in self._cache.read(_requests(found.values())):
+            for name, values in decoded.items():
+                _gather(values, found[block], batch[name])
+        for name, column in self._mapped.items():
+            column.read(checked, tensors[name])  # type: ignore[arg-type]
         if self._pads:
             for field in self._fields:
                 if field.spec.kind == "ragged":
@@ -158,15 +176,22 @@ class ParquetReader:
 
     def layout(self) -> list[FieldLayout]:
         """How each field is stored and read."""
-        return [describe_field(field, self._files, self._groups) for field in self._fields]
+        return [
+            describe_field(field, self._files, self._groups, is_mapped=field.name in self._mapped)
+            for field in self._fields
+        ]
 
     def close(self) -> None:
         """Forget decoded row groups, end the decoding threads, close the files."""
         self._cache.close()
+        for column in self._mapped.values():
+            column.close()
         self._files.close()
 
-    def _by_block(self, rows: Rows) -> list[BlockRows]:
-        return list(split_by_block(check_rows(rows, len(self)), self.blocks))
+    def _decoded_bytes(self, number: int) -> int:
+        """Bytes of a block without the fields that stay in the file."""
+        num_rows = int(self.blocks[number + 1] - self.blocks[number])
+        return int(self._groups.nbytes[number]) - num_rows * sum(self.schema[name].nbytes for name in self._mapped)
 
     def _decode(self, number: int) -> dict[str, Values]:
         block = self._groups[number]
@@ -180,7 +205,7 @@ class ParquetReader:
         def place(index: int) -> str:
             return f"row {block.rows[index]} of {path}"
 
-        return {field.name: field.decode(table, place) for field in self._fields}
+        return {field.name: field.decode(table, place) for field in self._decoded}
 
 
 def _requests(parts: Iterable[BlockRows]) -> list[tuple[int, int]]:

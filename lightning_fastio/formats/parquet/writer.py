@@ -178,6 +178,7 @@ class ParquetWriter:
                 use_dictionary=[field.name for field in self._fields if field.kind == "string"],
                 write_statistics=[field.name for field in self._fields if field.kind == "scalar"],
                 write_page_checksum=True,
+                write_page_index=True,  # With it, rows of uncompressed tensors are read without decoding.
                 # pyarrow looks at the size of a page once every so many rows, by default 1024 of them, however wide.
                 write_batch_size=min(max(PAGE_BYTES // widest, 1), 1024),
             )
