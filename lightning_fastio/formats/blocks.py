@@ -298,12 +298,15 @@ class _Store(Generic[Key, Value]):
             # Rows of an iteration that ended half-way are never read: what was announced two caches ago is stale.
             is_stale = oldest is not None and self._decoded_bytes - oldest.touched > 2 * self._max_bytes
             if self._idle and not is_stale:
-                _, block = self._idle.popitem(last=False)
-                self._idle_bytes -= block.size
+                self._drop_oldest_idle()
             else:
                 key, block = self._needed.popitem(last=not is_stale)
                 self._needed_bytes -= block.size
                 self._wanted_rows.pop(key, None)
+
+    def _drop_oldest_idle(self) -> None:
+        _, block = self._idle.popitem(last=False)
+        self._idle_bytes -= block.size
 
     def _enqueue(self, key: Key, *, urgent: bool) -> bool:
         """Queue a block that is not there yet; False when more is queued than the cache can hold."""
@@ -325,6 +328,10 @@ class _Store(Generic[Key, Value]):
         """Mark a block as being decoded by this thread; its place in the queue is skipped later."""
         self._queued_bytes -= self._queued.pop(key, 0)
         self._decoding[key] = self._size_of(key)
+        # Room is made before it is filled: blocks may be as large as a good part of the cache.
+        room = self._max_bytes - self._needed_bytes - sum(self._decoding.values())
+        while self._idle and self._idle_bytes > room:
+            self._drop_oldest_idle()
 
     def _claim_next(self) -> Key | None:
         """The next queued block, if there is one and it fits beside the blocks that are needed."""

@@ -30,6 +30,9 @@ from lightning_fastio.formats.parquet.values import Dense, Values, pad
 from lightning_fastio.formats.parquet.writer import BLOCK_BYTES, METADATA_PREFIX, ParquetWriter
 from lightning_fastio.schema import Batch, Schema
 
+LARGE_BLOCK_BYTES = 32 << 20
+"""From this size on a block costs so much to decode that tidying up before costs nothing."""
+
 
 class ParquetReader:
     """Rows of Parquet files that have the same fields."""
@@ -195,6 +198,9 @@ class ParquetReader:
 
     def _decode(self, number: int) -> dict[str, Values]:
         block = self._groups[number]
+        if self._decoded_bytes(number) >= LARGE_BLOCK_BYTES:
+            # Arrow keeps what was freed, in pieces that may not fit the next block.
+            pa.default_memory_pool().release_unused()
         table = self._files.read(block.file, block.groups, self._columns, verify=not self._is_verified[number])
         # Pages are compared with their checksums the first time only: it takes as long as decoding them.
         self._is_verified[number] = True
