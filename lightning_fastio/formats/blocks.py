@@ -292,21 +292,23 @@ class _Store(Generic[Key, Value]):
     def _consume(self, key: Key, num_rows: int) -> None:
         self._want(key, self._wanted_rows.get(key, 0) - num_rows)
 
-    def _evict(self) -> None:
-        while self._idle_bytes + self._needed_bytes > self._max_bytes and len(self._idle) + len(self._needed) > 1:
+    def _evict(self, *, coming: int = 0) -> None:
+        """Bring the cache below its bound, less what is ``coming``, for which blocks that are needed stay."""
+        while self._idle_bytes + self._needed_bytes + coming > self._max_bytes:
+            if len(self._idle) + len(self._needed) <= (0 if coming else 1):
+                return
             oldest = next(iter(self._needed.values()), None)
             # Rows of an iteration that ended half-way are never read: what was announced two caches ago is stale.
             is_stale = oldest is not None and self._decoded_bytes - oldest.touched > 2 * self._max_bytes
             if self._idle and not is_stale:
-                self._drop_oldest_idle()
+                _, block = self._idle.popitem(last=False)
+                self._idle_bytes -= block.size
+            elif coming and not is_stale:
+                return
             else:
                 key, block = self._needed.popitem(last=not is_stale)
                 self._needed_bytes -= block.size
                 self._wanted_rows.pop(key, None)
-
-    def _drop_oldest_idle(self) -> None:
-        _, block = self._idle.popitem(last=False)
-        self._idle_bytes -= block.size
 
     def _enqueue(self, key: Key, *, urgent: bool) -> bool:
         """Queue a block that is not there yet; False when more is queued than the cache can hold."""
@@ -328,10 +330,8 @@ class _Store(Generic[Key, Value]):
         """Mark a block as being decoded by this thread; its place in the queue is skipped later."""
         self._queued_bytes -= self._queued.pop(key, 0)
         self._decoding[key] = self._size_of(key)
-        # Room is made before it is filled: blocks may be as large as a good part of the cache.
-        room = self._max_bytes - self._needed_bytes - sum(self._decoding.values())
-        while self._idle and self._idle_bytes > room:
-            self._drop_oldest_idle()
+        # Room is made before it is filled: a block may be as large as a good part of the cache.
+        self._evict(coming=sum(self._decoding.values()))
 
     def _claim_next(self) -> Key | None:
         """The next queued block, if there is one and it fits beside the blocks that are needed."""

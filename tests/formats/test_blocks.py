@@ -158,6 +158,25 @@ def test_announcements_that_are_never_read_do_not_fill_the_cache_for_ever():
     assert decoder.counts == {200: 1, 201: 1}
 
 
+def test_room_is_made_before_a_block_is_decoded():
+    alive: set[int] = set()
+    most: list[int] = []
+
+    class Block:
+        def __init__(self) -> None:
+            alive.add(id(self))
+            most.append(len(alive))
+
+        def __del__(self) -> None:
+            alive.discard(id(self))
+
+    cache: BlockCache[int, Block] = BlockCache(lambda key: Block(), lambda key: 100, max_bytes=400, num_threads=0)
+    for key in range(20):
+        cache.get(key)
+    assert max(most) == 4
+    cache.close()
+
+
 def test_one_block_larger_than_the_bound_is_kept():
     decoder = Decoder()
     cache: BlockCache[int, bytes] = BlockCache(decoder, lambda key: 1000, max_bytes=10)
