@@ -38,7 +38,7 @@ class PrefetchCallback(Callback):
 
     Logs ``fastio/data_wait_s``, ``fastio/data_wait_fraction``, ``fastio/copy_wait_s``, ``fastio/step_s``,
     ``fastio/read_s`` and ``fastio/samples_per_s`` at the Trainer's cadence, each a mean since the last log, and prints
-    at the end of fit what the run was bound by.
+    at the end of fit what the run was bound by, after Ctrl-C and errors too.
 
     Example:
         >>> trainer = Trainer(callbacks=[PrefetchCallback()])
@@ -63,7 +63,7 @@ class PrefetchCallback(Callback):
                 that a run draws the same numbers as without this callback. False fetches all of them ahead.
             save: Write the record of every step into the logger's folder, as ``fastio_waits.parquet``, for
                 ``fastio report``.
-            summary: Print a table of waits and the verdict when ``fit`` ends.
+            summary: Print a table of waits and the verdict when ``fit`` ends, however it ends.
 
         Raises:
             ConfigError: An argument is out of range.
@@ -84,6 +84,7 @@ class PrefetchCallback(Callback):
         self._adjuster: WorkerAdjuster | None = None
         self._told: set[str] = set()
         self._record_path: Path | None = None
+        self._owes_summary = False
 
     @property
     def waits(self) -> npt.NDArray[Any]:
@@ -115,6 +116,7 @@ class PrefetchCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._stop_all(STOP_TIMEOUT_S)
+        self._owes_summary = self.summary and stage == "fit" and trainer.is_global_zero
         if stage == "fit":
             self.wait_stats = WaitStats()
         device = trainer.strategy.root_device
@@ -134,6 +136,8 @@ class PrefetchCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # After an error Lightning calls no teardown hook, and ends only the loop that was active.
         self._stop_all(_STOP_AFTER_ERROR_S)
+        # Not which rank was slowest: the others may be past answering.
+        self._print_summary()
 
     def _stop_all(self, timeout_s: float) -> None:
         self._save()
@@ -262,11 +266,13 @@ class PrefetchCallback(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         slowest = _slowest_rank(trainer, self.wait_stats)
-        if self.summary and trainer.is_global_zero and len(self.waits):
+        self._print_summary(slowest)
+
+    def _print_summary(self, *more: str | None) -> None:
+        if self._owes_summary and len(self.waits):
             console = Console()
-            console.print(summary_table(self.wait_stats, self.verdict()))
-            if slowest is not None:
-                console.print(slowest)
+            console.print(summary_table(self.wait_stats, self.verdict()), *filter(None, more), sep="\n")
+        self._owes_summary = False
 
     # Evaluation
 

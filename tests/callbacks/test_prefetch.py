@@ -276,6 +276,47 @@ def test_the_summary_names_stages_and_the_verdict(tmp_path: Path, capsys: pytest
     assert verdict.bound in text
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_the_summary_is_printed_once_however_fit_ends(
+    error: type[BaseException], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Ends(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if batch_idx == 3:
+                raise error
+            return super().training_step(batch, batch_idx)
+
+    callback = PrefetchCallback()
+    trainer = quiet_trainer(tmp_path, callback)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises((SystemExit, ValueError)):
+            trainer.fit(Ends(Trace()), load(5))
+    finally:
+        # Lightning leaves Ctrl-C switched off.
+        signal.signal(signal.SIGINT, handler)
+    text = capsys.readouterr().out
+    assert len(callback.waits) == 3
+    assert text.count("Data wait per batch") == 1
+    verdict = callback.verdict()
+    assert verdict is not None
+    assert verdict.bound in text
+
+
+class FailsToTest(Rowless):
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        raise ValueError("test")
+
+
+def test_an_error_outside_of_fit_prints_no_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = quiet_trainer(tmp_path, PrefetchCallback())
+    trainer.fit(Rowless(), load(3))
+    assert "Data wait per batch" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="test"):
+        trainer.test(FailsToTest(), load(2), verbose=False)
+    assert "Data wait per batch" not in capsys.readouterr().out
+
+
 def test_a_new_fit_starts_new_waits_and_evaluation_adds_to_them(tmp_path: Path) -> None:
     callback = PrefetchCallback(summary=False)
     trainer, net = quiet_trainer(tmp_path, callback), Rowless()
