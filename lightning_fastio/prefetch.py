@@ -266,7 +266,9 @@ def batch_bytes(batch: Any) -> int:
 
 
 def rows_in(batch: Any) -> int:
-    """Rows of a batch: the length of its first tensor; 0 where there is none."""
+    """Rows of a batch: the length of its first tensor, of PyG its graphs; 0 where there is none."""
+    if isinstance(num_graphs := getattr(batch, "num_graphs", None), int):
+        return num_graphs
     for tensor in tensors_in(batch):
         return len(tensor) if tensor.ndim else 1
     return 0

@@ -144,7 +144,7 @@ class Stager:
         self.backend = backend
         self.num_pinned = 0
         """Batches that came in pageable memory."""
-        self._sources: deque[tuple[Event, Any]] = deque()
+        self._sources: deque[tuple[Event, Any, list[torch.Tensor]]] = deque()
         self._timed: deque[tuple[Event, Event, Event, Event]] = deque()
 
     def stage(self, batch: Any, transfer: Transfer | None = None) -> Staged:
@@ -157,7 +157,9 @@ class Stager:
         backend = self.backend
         self._release_sources()
         source = self._pin(batch)
-        on_device = any(tensor.device == backend.device for tensor in tensors_in(source))
+        # Objects that move themselves in place, as PyG's do, no longer refer to these afterwards.
+        memory = list(tensors_in(source))
+        on_device = any(tensor.device == backend.device for tensor in memory)
         made = backend.event() if on_device else None
         if made is not None:
             made.record(backend.current_stream())
@@ -169,7 +171,7 @@ class Stager:
             start.record(stream)
             moved = move_batch(source, backend.device) if transfer is None else transfer(source)
             end.record(stream)
-        self._sources.append((end, source))
+        self._sources.append((end, source, memory))
         return Staged(self, moved, start, end)
 
     def ready(self, staged: Staged) -> Any:
@@ -206,10 +208,11 @@ class Stager:
 
         def pin(value: Any) -> Any:
             nonlocal num_pinned
-            if not _can_pin(value) or value.is_pinned():
+            if not _can_pin(value):
                 return value
             num_pinned += 1
-            return self.backend.pin(value)
+            pinned = self.backend.pin(value)
+            return value if pinned is None else pinned
 
         pinned = apply_to_collection(batch, _Movable, pin)
         self.num_pinned += num_pinned > 0
@@ -222,6 +225,8 @@ def move_batch(batch: Any, device: torch.device) -> Any:
     non_blocking = device.type not in ("cpu", "mps")
 
     def move(value: Any) -> Any:
+        if isinstance(value, type):
+            return value
         moved = value.to(device, non_blocking=True) if non_blocking and _takes_non_blocking(value) else value.to(device)
         # Some classes move themselves and return nothing.
         return value if moved is None else moved
@@ -243,8 +248,13 @@ def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, type):
+        # A class may be a dataclass, and have a method `to`; PyG keeps such in its batches.
+        return ()
     if isinstance(value, Mapping):
-        return value.values()
+        # A lazy stack of tensordict makes its values anew whenever it is asked; its memory is that of its parts.
+        parts: Iterable[Any] | None = getattr(value, "tensordicts", None)
+        return value.values() if parts is None else parts
     if isinstance(value, (list, tuple)):
         return value
     if is_dataclass(value):
@@ -274,9 +284,15 @@ class _Movable(ABC):  # noqa: B024
 
 
 def _can_pin(value: Any) -> bool:
+    """Whether a value lies in pageable memory and can be brought into pinned memory."""
     if isinstance(value, torch.Tensor):
-        return value.device.type == "cpu" and value.layout is torch.strided
-    return callable(getattr(value, "is_pinned", None)) and callable(getattr(value, "pin_memory", None))
+        return value.device.type == "cpu" and value.layout is torch.strided and not value.is_pinned()
+    # What DataLoader(pin_memory=True) asks of objects as well. Those of tensordict and PyG cannot say if they are.
+    if isinstance(value, type) or not callable(getattr(value, "pin_memory", None)):
+        return False
+    if callable(getattr(value, "is_pinned", None)):
+        return not value.is_pinned()
+    return any(_can_pin(tensor) for tensor in tensors_in(value))
 
 
 def _takes_non_blocking(value: Any) -> bool:

@@ -243,10 +243,58 @@ def test_pageable_tensors_are_pinned_and_the_source_is_held_until_the_copy_is_do
     stager.stage({"x": batch, "y": "text"})
     assert [id(value) for value in backend.pinned] == [id(batch)]
     assert stager.num_pinned == 1
-    ((_, source),) = stager._sources
+    ((_, source, memory),) = stager._sources
     held = weakref.ref(source["x"])
-    del source
+    del source, memory
     stager.stage(None)
+    assert held() is not None
+    backend.all_passed = True
+    stager.stage(None)
+    assert held() is None
+
+
+class Pins:
+    """Can pin itself, but not say whether it is pinned."""
+
+    kind = Sample
+    """A class that is a dataclass, in the attributes."""
+
+    def __init__(self) -> None:
+        self.values = torch.ones(2)
+        self.type = Sample
+
+    def pin_memory(self) -> Pins:
+        return self
+
+    def clone(self) -> Pins:
+        return Pins()
+
+    def to(self, device: Any) -> Pins:
+        self.values = self.values.to(device)
+        return self
+
+
+def test_objects_that_can_pin_themselves_are_pinned() -> None:
+    backend = RecordingBackend("meta")
+    stager = Stager(backend)
+    batch = Pins()
+    moved = stager.stage([batch, Sample]).ready()
+    assert backend.pinned == [batch]
+    assert stager.num_pinned == 1
+    assert moved[0].values.device.type == "meta"
+    assert moved[1] is Sample
+    # What lies on the device already needs no pinning.
+    stager.stage(moved[0])
+    assert stager.num_pinned == 1
+
+
+def test_memory_of_an_object_that_moves_in_place_is_held_until_the_copy_is_done() -> None:
+    backend = RecordingBackend("meta")
+    stager = Stager(backend)
+    graph = Graph()
+    held = weakref.ref(graph.nodes)
+    stager.stage(graph).ready()
+    assert graph.nodes.device.type == "meta"
     assert held() is not None
     backend.all_passed = True
     stager.stage(None)

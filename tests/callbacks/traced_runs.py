@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,10 @@ def digest(batch: Any) -> Any:
     """What a batch holds, comparable."""
     if isinstance(batch, torch.Tensor):
         return batch.flatten().tolist()
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {key: digest(value) for key, value in batch.items()}
+    if hasattr(batch, "to_dict"):
+        return digest(batch.to_dict())
     if isinstance(batch, (list, tuple)):
         return [digest(value) for value in batch]
     return repr(batch) if isinstance(batch, BaseException) else batch
@@ -262,10 +264,11 @@ def run_traced(scenario: Scenario, folder: Path, callbacks: list[Callback]) -> t
     left = {thread for thread in threading.enumerate() if not thread.name.startswith("QueueFeederThread")}
     assert left <= threads_before
     trace.weights = net.layer[0].weight.flatten().tolist()  # type: ignore[union-attr,operator]
-    trace.progress = trainer.fit_loop.state_dict()
     trace.logged.append(digest(dict(trainer.callback_metrics)))
     numpy_state: Any = np.random.get_state()  # noqa: NPY002
     trace.generators = (torch.get_rng_state().tolist(), numpy_state[1].tolist(), numpy_state[2], random.getstate())
+    # Asked last: a loader may start, and draw, for its state.
+    trace.progress = trainer.fit_loop.state_dict()
     return trace, trainer
 
 
