@@ -24,7 +24,10 @@ pytestmark = [
     *QUIET,
     # webdataset leaves it to the garbage collector to close shards.
     pytest.mark.filterwarnings("ignore:.*rows-[01].tar:pytest.PytestUnraisableExceptionWarning"),
-    # What torchdata and webdataset say of themselves.
+    # What they, and Lightning of them, have to say.
+    pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers=True`:UserWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
     pytest.mark.filterwarnings("ignore:.with_length.. only sets the value:UserWarning"),
 ]
@@ -162,6 +165,36 @@ def test_web_loader(sized: bool, num_workers: int, shards: str, tmp_path: Path) 
     if num_workers == 0:
         assert rows_of(trace)[:10] == [*range(10)]
     assert len(rows_of(trace)) == 2 * (10 if sized else 12)
+
+
+# litdata, which is not among the test requirements: the versions of its own requirements clash with constraints.txt
+
+
+def full_row(row: int) -> torch.Tensor:
+    """What is stored as a row."""
+    return torch.full((FEATURES,), float(row))
+
+
+@pytest.fixture(scope="module")
+def chunks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of twelve rows in chunks."""
+    litdata = import_or_skip("litdata")
+    folder = str(tmp_path_factory.mktemp("litdata") / "optimized")
+    litdata.optimize(full_row, list(range(12)), folder, chunk_size=5, num_workers=1)
+    return folder
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_streaming_data_loader(shuffle: bool, num_workers: int, chunks: str, tmp_path: Path) -> None:
+    litdata = import_or_skip("litdata")
+
+    def make() -> Any:
+        dataset = litdata.StreamingDataset(chunks, shuffle=shuffle)
+        return litdata.StreamingDataLoader(dataset, batch_size=2, num_workers=num_workers)
+
+    trace = check(make, tmp_path)
+    assert sorted(rows_of(trace)) == sorted([*range(12)] * 2)
 
 
 # Batches
