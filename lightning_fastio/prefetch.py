@@ -75,7 +75,8 @@ class Pump(Generic[T]):
             StopIteration: The source has ended, or the limit is reached.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._items or self._finished)
+            while not self._items and not self._finished:
+                self._changed.wait()
             if not self._items:
                 error, self._error = self._error, None
                 raise error or StopIteration
@@ -269,6 +270,13 @@ def rows_in(batch: Any) -> int:
     """Rows of a batch: the length of its first tensor, of PyG its graphs; 0 where there is none."""
     if isinstance(num_graphs := getattr(batch, "num_graphs", None), int):
         return num_graphs
+    # Most batches start with a tensor; to look for it costs more than all else that a step is asked.
+    first = next(iter(batch.values() if type(batch) is dict else batch), None) if type(batch) in _PLAIN else batch
+    if type(first) is torch.Tensor and first.layout is torch.strided and not first.is_nested:
+        return first.shape[0] if first.ndim else 1
     for tensor in tensors_in(batch):
         return len(tensor) if tensor.ndim else 1
     return 0
+
+
+_PLAIN = (dict, list, tuple)

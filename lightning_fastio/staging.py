@@ -121,11 +121,13 @@ class CopyTimes:
 class Staged:
     """A batch under way to the device. Opaque, so that whatever walks over batches passes it by."""
 
-    __slots__ = ("_batch", "_end", "_stager", "_start", "nbytes")
+    __slots__ = ("_batch", "_end", "_stager", "_start", "_tensors", "nbytes")
 
     def __init__(self, stager: Stager, batch: Any, start: Event, end: Event) -> None:
         self._stager, self._batch, self._start, self._end = stager, batch, start, end
-        self.nbytes = sum(tensor.nbytes for tensor in tensors_in(batch))
+        # Looked for here, in the thread that copies, to spare the thread that trains.
+        self._tensors = list(tensors_in(batch))
+        self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
         """Bytes that the batch takes up on the device."""
 
     def ready(self) -> Any:
@@ -182,9 +184,10 @@ class Stager:
         asked.record(stream)
         backend.wait_event(stream, staged._end)
         went_on.record(stream)
-        for tensor in tensors_in(staged._batch):
+        for tensor in staged._tensors:
             if tensor.device == backend.device:
                 backend.record_stream(tensor, stream)
+        staged._tensors = []
         self._timed.append((staged._start, staged._end, asked, went_on))
         batch, staged._batch = staged._batch, None
         return batch

@@ -137,10 +137,11 @@ class WaitStats:
         steps = self.steps[self._num_logged :]
         self._num_logged = self._num_steps
         metrics: dict[str, float] = {}
-        first = steps[steps["is_first"]]
-        if len(first):
-            metrics["fastio/first_batch_wait_s"] = float(first["data_wait_s"].mean())
-        steady = steps[~steps["is_first"]]
+        is_first = steps["is_first"]
+        steady = steps
+        if is_first.any():
+            metrics["fastio/first_batch_wait_s"] = float(steps["data_wait_s"][is_first].mean())
+            steady = steps[~is_first]
         if not len(steady):
             return metrics
         total_s = float(steady["step_s"].sum())
