@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any, ClassVar, Literal, TypeAlias
-from weakref import WeakSet
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy.typing as npt
 from lightning.pytorch import LightningDataModule, Trainer
@@ -168,7 +168,7 @@ class FastIODataModule(LightningDataModule):
         }
         self._pin_memory: bool | Literal["auto"] = pin_memory
         # Loaders that are in use somewhere; one that nobody refers to any more has stopped by itself.
-        self._loaders: WeakSet[BatchLoader] = WeakSet()
+        self._loaders: WeakKeyDictionary[BatchLoader, ReferenceType[Trainer] | None] = WeakKeyDictionary()
         self._classes: list[str] | None = None
         self._said_order = False
         self._hide_empty_stages()
@@ -233,10 +233,14 @@ class FastIODataModule(LightningDataModule):
 
     def teardown(self, stage: str | None = None) -> None:
         """Stop workers and close files; a later stage opens them again."""
-        for loader in list(self._loaders):
-            loader.close()
-        self._loaders.clear()
-        self.stages.close()
+        # A Trainer may run inside a step of another one, on the same data: the other one goes on with its loaders.
+        others = self._running_trainers()[:-1]
+        for loader, owner in list(self._loaders.items()):
+            if owner is None or owner() not in others:
+                loader.close()
+                del self._loaders[loader]
+        if not self._loaders:
+            self.stages.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The split, so that a checkpoint is not used with another one."""
@@ -310,7 +314,7 @@ class FastIODataModule(LightningDataModule):
         return {name: value for name, value in vars(self).items() if name != "_loaders"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _loaders=WeakSet())
+        self.__dict__.update(state, _loaders=WeakKeyDictionary())
 
     def _hide_empty_stages(self) -> None:
         """Let Lightning see no loader for a stage without data, as in a module that does not define it."""
@@ -325,8 +329,14 @@ class FastIODataModule(LightningDataModule):
         return self._keep(self._new_loader(stage, batch_size=batch_size, shuffle="none"))
 
     def _keep(self, loader: BatchLoader) -> BatchLoader:
-        self._loaders.add(loader)
+        self._loaders[loader] = None if self.trainer is None else ref(self.trainer)
         return loader
+
+    def _running_trainers(self) -> list[Trainer]:
+        """Trainers that are in the middle of a run on loaders of this module, the outermost one first."""
+        # `self.trainer` is the one that came last, also when its run is over and that of another goes on.
+        owners = [*(owner() for owner in self._loaders.values() if owner is not None), self.trainer]
+        return [owner for owner in dict.fromkeys(owners) if owner is not None and owner.state.status == "running"]
 
     def _new_loader(self, stage: Stage, **settings: Any) -> BatchLoader:
         transforms: list[Transform] = [] if self.transform is None else [self.transform]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
@@ -20,6 +21,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_fastio.callbacks import PrefetchCallback, prefetch
+from lightning_fastio.datamodules import NumpyDataModule
 from lightning_fastio.errors import ConfigError
 from tests.callbacks.test_prefetch_same import SCENARIOS
 from tests.callbacks.traced_runs import (
@@ -441,6 +443,47 @@ def test_several_trainers_in_one_process(tmp_path: Path) -> None:
     trainers[0].fit(Nested(), load(4))
     assert len(callbacks[0].waits) == 8
     assert callbacks[1].waits["epoch"].tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("inner", ["fit", "validate", "validate nothing"])
+def test_a_trainer_inside_a_step_of_another_one_on_the_same_data(inner: str, ahead: bool, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(64 * 4, dtype=np.float32).reshape(64, 4))
+    np.save(tmp_path / "v.npy", np.arange(16 * 4, dtype=np.float32).reshape(16, 4))
+    data = NumpyDataModule({"x": tmp_path / "x.npy"}, {"x": tmp_path / "v.npy"}, batch_size=8, num_workers=2)
+
+    def make_trainer() -> Trainer:
+        callbacks = [PrefetchCallback(summary=False)] if ahead else []
+        limits = {"limit_val_batches": 0} if inner == "validate nothing" and nets else {}
+        return quiet_trainer(tmp_path, *callbacks, max_epochs=2, num_sanity_val_steps=0, **limits)
+
+    class Counts(Rowless):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_rows = {"train": 0, "val": 0}
+            nets.append(self)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.num_rows["train"] += len(batch["x"])
+            return super().training_step(batch["x"], batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.num_rows["val"] += len(batch["x"])
+
+    class Outer(Counts):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if batch_idx == 2 and self.current_epoch == 0:
+                run = getattr(make_trainer(), inner.split()[0])
+                run(Counts(), datamodule=data, **({"verbose": False} if inner != "fit" else {}))
+            return super().training_step(batch, batch_idx)
+
+    nets: list[Counts] = []
+    trainer = make_trainer()
+    trainer.fit(Outer(), datamodule=data)
+    inner_rows = {"fit": {"train": 128, "val": 32}, "validate": {"train": 0, "val": 16}}
+    assert nets[0].num_rows == {"train": 128, "val": 32}
+    assert nets[1].num_rows == inner_rows.get(inner, {"train": 0, "val": 0})
+    assert not len(data._loaders)
 
 
 # The object
