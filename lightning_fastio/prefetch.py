@@ -172,6 +172,7 @@ class DevicePrefetcher:
 
     On CUDA a thread fetches, pins what is not pinned, and copies on a stream of its own, while the loop computes. On
     a CPU it fetches ahead; on MPS and other devices it fetches ahead and moves a batch when it is delivered.
+    Each batch lies at a new address: copy it into the static inputs of a CUDA graph that you captured by hand.
 
     Example:
         >>> batches = DevicePrefetcher(loader, "cuda")

@@ -11,7 +11,7 @@ Lifetimes of streams and memory, in one place
 3. The consumer. Its stream waits for that event; the host does not. Its stream is recorded on every tensor of the
    batch, so that memory which the consumer drops is not given to a later copy before the work that the consumer has
    queued is done. That holds for batches that the user keeps for longer, too, which a ring of fixed buffers could
-   not promise.
+   not promise. For the same reason no address comes back on purpose: a CUDA graph needs inputs of its own.
 4. A batch that is never consumed (early stop) is freed into the pool of the copy stream, in whose order it is reused.
 """
 
