@@ -21,7 +21,7 @@ from lightning_fastio.formats import open_writer
 
 Bytes2D = npt.NDArray[np.uint8]
 
-_DATA_BYTES = 200 << 20
+_DATA_BYTES = 1 << 30
 _GZIP_BYTES = 48 << 20
 _CACHE_BYTES = 32 << 20
 """Smaller than the data, so that blocks are decoded and not found in the cache."""

@@ -16,6 +16,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_fastio._lightning import PlannedIndices, begin_epoch
+from lightning_fastio.arguments import check_whole
 from lightning_fastio.errors import ConfigError, ResumeError
 from lightning_fastio.formats import open_reader
 from lightning_fastio.formats.base import Reader
@@ -129,6 +130,9 @@ class FastIODataModule(LightningDataModule):
             allow_changed_data: Resume although the data or the split is another one than in the checkpoint.
         """
         super().__init__()
+        check_whole("batch_size", batch_size, least=1)
+        if eval_batch_size is not None:
+            check_whole("eval_batch_size", eval_batch_size, least=1)
         # Functions and arrays stay out: a checkpoint is loaded weights-only, which takes primitives alone.
         arguments = {"transform": transform, "sample_transform": sample_transform, "weights": weights, "rows": rows}
         self.save_hyperparameters(ignore=[name for name, value in arguments.items() if not _is_primitive(value)])

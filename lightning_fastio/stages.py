@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lightning_fastio.arguments import check_part, check_whole
 from lightning_fastio.errors import ConfigError, SchemaError
 from lightning_fastio.formats.base import Reader
 from lightning_fastio.plan.rows import AllRows, ChosenRows, Part, RowSet, Split, balanced_weights
@@ -67,14 +68,17 @@ class Stages:
         self._readers: dict[str, Reader] = {}
         self._parts: dict[Part, RowSet] = {}
         self._columns: dict[str, npt.NDArray[Any]] = {}
+        check_part("val_split", split.val)
+        check_part("test_split", split.test)
+        check_whole("split_seed", split.seed, least=0)
         wishes: dict[Stage, float] = {"val": split.val, "test": split.test}
         for stage, wanted in wishes.items():
             if wanted and self._sources.get(stage) is not None:
                 raise ConfigError(f"{stage}= and {stage}_split= are both given: leave one out")
             if wanted and self._sources.get("train") is None:
                 raise ConfigError(f"{stage}_split={wanted} takes a part of the training data: give train=")
-        if max_rows is not None and max_rows < 1:
-            raise ConfigError(f"max_rows={max_rows}: expected 1 or more")
+        if max_rows is not None:
+            check_whole("max_rows", max_rows, least=1)
         if (split_by or stratify_by) and not (split.val or split.test):
             raise ConfigError("split_by and stratify_by say how to split: give val_split= or test_split= too")
         if split_by and stratify_by:
@@ -140,7 +144,7 @@ class Stages:
             field = self._weights.partition(":")[2] or self._label_field() if balanced else self._weights
             column = self._column(field)
         else:
-            balanced, column = False, np.asarray(self._weights)
+            balanced, column = False, np.atleast_1d(self._weights)
             if len(column) != num_rows:
                 raise ConfigError(f"weights has {len(column)} numbers; expected one for each of the {num_rows} rows")
         rows = self.rows("train")

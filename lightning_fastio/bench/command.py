@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--fields", nargs="+", metavar="FIELD", help="fields to read; all by default")
     parser.add_argument("--batch-size", type=int, default=256, help="rows of a batch (256)")
     parser.add_argument("--num-workers", type=int, help="reader threads; what a data module takes by default")
-    parser.add_argument("--seconds", type=float, default=8.0, help="time to measure (8)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="time to measure (4)")
     parser.add_argument("--output", metavar="PNG", default="fastio-bench.png", help="the picture (fastio-bench.png)")
     parser.add_argument("--no-picture", action="store_true", help="draw none; matplotlib is not needed then")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -101,7 +101,7 @@ class Benchmark:
 
 
 def bench(
-    source: Any, fields: Any = None, *, batch_size: int = 256, num_workers: int | None = None, seconds: float = 8.0
+    source: Any, fields: Any = None, *, batch_size: int = 256, num_workers: int | None = None, seconds: float = 4.0
 ) -> Benchmark:
     """Measure how fast your own data can be had, shuffled, in batches.
 

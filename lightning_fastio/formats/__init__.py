@@ -12,6 +12,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from lightning_fastio.arguments import check_whole
 from lightning_fastio.errors import ConfigError
 from lightning_fastio.formats.base import Fields, Reader, Writer
 from lightning_fastio.formats.files import FORMATS, Format, Source, format_of_source
@@ -51,6 +52,9 @@ def open_reader(source: Sources, fields: Fields = None, *, format: str | None = 
         SchemaError: Fields are unknown, or files do not fit together.
         ConfigError: The format does not know an option.
     """
+    for option, least in (("window", 1), ("stride", 1), ("cache_bytes", 0)):
+        if options.get(option) is not None:
+            check_whole(option, options[option], least=least)
     if isinstance(source, Mapping):
         wanted = wanted_fields(fields)
         names = list(source) if wanted is None else stored_names(wanted)

@@ -161,7 +161,10 @@ def items_of(source: Source) -> Iterator[Path]:
     Raises:
         FileAccessError: Nothing is there.
     """
-    for entry in [source] if isinstance(source, str | Path) else source:
+    entries = [source] if isinstance(source, str | Path) else source
+    if not isinstance(entries, Iterable) or not all(isinstance(entry, str | Path) for entry in entries):
+        raise ConfigError(f"{source!r} is no source: expected a file, a folder, a glob, a list of these, or a mapping")
+    for entry in entries:
         path = Path(entry).expanduser()
         if path.exists():
             yield path

@@ -29,6 +29,8 @@ def wanted_fields(fields: Fields) -> dict[str, tuple[str, ...]] | None:
     if isinstance(fields, str):
         raise ConfigError(f"fields={fields!r} is one text; give a list: fields=[{fields!r}]")
     if not isinstance(fields, Mapping):
+        if not isinstance(fields, Iterable) or not all(isinstance(name, str) for name in fields):
+            raise ConfigError(f"fields={fields!r}: expected a list of names, or a mapping of new names to stored ones")
         names = list(fields)
         if len(set(names)) < len(names):
             raise ConfigError(f"fields={names} names a field twice")

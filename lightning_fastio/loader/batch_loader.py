@@ -12,6 +12,7 @@ from torch.utils.data import SequentialSampler
 from typing_extensions import Self
 
 from lightning_fastio.allowance import cpu_allowance
+from lightning_fastio.arguments import check_whole
 from lightning_fastio.errors import ConfigError
 from lightning_fastio.formats.base import Reader, row_bytes
 from lightning_fastio.loader.fetch import BatchFetcher, Transform
@@ -114,8 +115,19 @@ class BatchLoader:
         Raises:
             ConfigError: An argument is out of range or contradicts another one.
         """
-        _check(batch_size=batch_size, prefetch_factor=prefetch_factor, num_workers=num_workers)
+        check_whole("batch_size", batch_size, least=1)
+        check_whole("prefetch_factor", prefetch_factor, least=1)
+        check_whole("seed", seed, least=0)
+        if num_workers != "auto":
+            check_whole("num_workers", num_workers, least=0, otherwise="or 'auto'")
+        if pin_memory not in (True, False, "auto"):
+            raise ConfigError(f"pin_memory={pin_memory!r}: expected True, False or 'auto'")
         _check_choices(worker_type=worker_type, batch_as=batch_as, multiprocessing_context=multiprocessing_context)
+        transforms = [] if transform is None else [transform] if callable(transform) else transform
+        if not isinstance(transforms, Sequence) or not all(map(callable, transforms)):
+            raise ConfigError(f"transform={transform!r}: expected a function that takes a batch, or a list of them")
+        if sample_transform is not None and not callable(sample_transform):
+            raise ConfigError(f"sample_transform={sample_transform!r}: expected a function that takes a sample")
         if drop_last and pad_last:
             raise ConfigError("drop_last and pad_last exclude each other: choose one")
         if (rank is None) != (world_size is None) or (rank or 0) not in range(world_size or 1):
@@ -147,7 +159,7 @@ class BatchLoader:
         in_processes = worker_type == "process" and count > 0
         fetcher = BatchFetcher(
             reader,
-            transforms=() if transform is None else [transform] if callable(transform) else transform,
+            transforms=transforms,
             sample_transform=sample_transform,
             batch_as=batch_as,
             pin_memory=self.pin_memory and not in_processes,
@@ -380,14 +392,6 @@ class EpochSampler(SequentialSampler):
 
     def __len__(self) -> int:
         return len(self._loader.plan.rows)
-
-
-def _check(*, batch_size: int, prefetch_factor: int, num_workers: int | str) -> None:
-    for name, number in (("batch_size", batch_size), ("prefetch_factor", prefetch_factor)):
-        if number < 1:
-            raise ConfigError(f"{name}={number}: expected 1 or more")
-    if num_workers != "auto" and (isinstance(num_workers, str) or num_workers < 0):
-        raise ConfigError(f"num_workers={num_workers!r}: expected 0 or more, or 'auto'")
 
 
 def _check_choices(**values: str) -> None:
