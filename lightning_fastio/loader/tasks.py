@@ -15,7 +15,7 @@ from lightning_fastio.plan.permutation import seed_from
 from lightning_fastio.plan.plan import AHEAD_BYTES
 from lightning_fastio.plan.rows import RowSet
 
-_PAGE_BYTES = 16 << 20
+_PAGE_BYTES = 32 << 20
 _PAGE_BATCHES = 64
 """Rows of this many batches, or of this many bytes if that is less, are computed and announced at a time."""
 
@@ -80,8 +80,9 @@ class Tasks:
         with self._lock:
             rows = self._page(page)[place]
             soon = [] if self._reader is None or self._epoch.by_blocks else self._soon(page)
-        if soon and self._reader is not None:
-            self._reader.will_need(np.concatenate(soon))
+        for page_rows in soon:
+            if page_rows and self._reader is not None:
+                self._reader.will_need(np.concatenate(page_rows))
         return rows
 
     def _page(self, page: int) -> list[Int64Array]:
@@ -94,16 +95,16 @@ class Tasks:
                 self._pages.popitem(last=False)
         return found
 
-    def _soon(self, page: int) -> list[Int64Array]:
-        """Rows to announce when a page is begun: two pages at a time, until enough are announced ahead.
+    def _soon(self, page: int) -> list[list[Int64Array]]:
+        """Pages to announce when a page is begun: two pages at a time, until enough are announced ahead.
 
         Of the first page those after the first batch, which is read right now.
         """
         first = self._num_announced
         last = min(page + 1 + self._pages_ahead, first + 2, self._num_pages)
         self._num_announced = max(first, last)
-        soon = [rows for later in range(first, last) for rows in self._page(later)]
-        return soon[1:] if first == 0 else soon
+        soon = [self._page(later) for later in range(first, last)]
+        return [soon[0][1:], *soon[1:]] if first == 0 and soon else soon
 
     def _announce_blocks(self, reader: Reader, batches: range) -> None:
         soon = [indices for batch in batches if (indices := self._epoch.ahead(batch)) is not None]
