@@ -92,6 +92,9 @@ class LoaderProbe:
         options: dict[str, Any] = {}
         if settings.cache_bytes != self._datamodule.reader_options["cache_bytes"] and settings.cache_bytes:
             own_reader = options["reader"] = open_with_cache(self._datamodule, settings.cache_bytes)
+        if settings.worker_type == "process" and self._datamodule.hparams["multiprocessing_context"] == "forkserver":
+            # Their batches come as fast, and no server stays behind.
+            options["multiprocessing_context"] = "spawn"
         loader = self._datamodule.new_train_loader(
             batch_size=settings.batch_size,
             num_workers=settings.num_workers,

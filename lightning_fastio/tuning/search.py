@@ -10,6 +10,9 @@ from lightning_fastio.errors import ConfigError
 from lightning_fastio.tuning.race import Race
 from lightning_fastio.tuning.settings import Settings, Space
 
+FIRST_START_S = 4.0
+"""Seconds that worker processes are taken to need until some were started."""
+
 
 class Measurement(NamedTuple):
     """What a loader did for a moment."""
@@ -91,6 +94,8 @@ class Search:
         self._agree = agree
         self._needed = needed_rows_per_s
         self._tried: dict[Settings, Tried] = {}
+        self._start_s: float | None = None
+        self._has_measured = False
 
     def run(self, settings: Settings, space: Space) -> Finding:
         """Decide everything that the space offers, starting from some settings."""
@@ -130,13 +135,21 @@ class Search:
         return self._agree(self._ends_at - self._clock())
 
     def _measure(self, settings: Settings) -> float:
+        starts_processes = settings.worker_type == "process" and settings not in self._tried
         entry = self._tried.setdefault(settings, Tried(settings))
+        if starts_processes and self._has_measured and self._left_s() < (self._start_s or FIRST_START_S):
+            entry.obstacle = f"no time was left to start {settings}"
         rate = 0.0
         if not entry.obstacle:
+            started = self._clock()
             try:
                 measurement = self._probe(settings)
                 entry.measurements.append(measurement)
                 rate = measurement.rows_per_s
+                self._has_measured = True
             except ConfigError as error:
                 entry.obstacle = str(error)
+            if starts_processes:
+                # The slowest rank counts for all of them.
+                self._start_s = max(self._start_s or 0.0, -self._agree(started - self._clock()))
         return self._agree(rate)
