@@ -15,7 +15,7 @@ import torch
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-MAX_HINTS = 4096
+MAX_HINTS = 8192
 """Most page ranges that one hint announces."""
 
 _HINT_PAGES = 32

@@ -15,7 +15,7 @@ from lightning_fastio.plan.permutation import seed_from
 from lightning_fastio.plan.plan import AHEAD_BYTES
 from lightning_fastio.plan.rows import RowSet
 
-_PAGE_BYTES = 32 << 20
+_PAGE_BYTES = 64 << 20
 _PAGE_BATCHES = 64
 """Rows of this many batches, or of this many bytes if that is less, are computed and announced at a time."""
 
@@ -63,8 +63,9 @@ class Tasks:
         self._pages: OrderedDict[int, list[Int64Array]] = OrderedDict()
         self._num_pages = -(-(epoch.num_batches - epoch.start) // self._page_batches)
         self._num_announced = 0
-        # At least four, since batches may be of any size.
-        self._pages_ahead = max(4, min(AHEAD_BYTES // (batch_bytes * self._page_batches), _PAGES_KEPT // 2))
+        # At least four batches, of whatever size.
+        least = -(-4 // self._page_batches)
+        self._pages_ahead = max(least, min(AHEAD_BYTES // (batch_bytes * self._page_batches), _PAGES_KEPT // 2))
         self._lock = Lock()
 
     def __call__(self, batches: range) -> list[Task]:
