@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Self
 
-from lightning_fastio.errors import RowIndexError, SchemaError
+from lightning_fastio.errors import RowIndexError
 from lightning_fastio.schema import Batch, Schema
 
 Rows: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -154,20 +154,6 @@ class Writer(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-
-
-def check_rows_alike(name: str, values: Sequence[Any], *kinds: type) -> None:
-    """Refuse a list of text, or of bytes, that holds anything else.
-
-    Raises:
-        SchemaError: A value is of another type; the message has its place.
-    """
-    for row, value in enumerate(values):
-        if not isinstance(value, kinds):
-            raise SchemaError(
-                f"field {name!r}: row {row} of this batch is {value!r}, but row 0 is {type(values[0]).__name__}; all "
-                "rows of a field are of one type, and nothing stands for a missing text: write '' instead"
-            )
 
 
 def row_bytes(reader: Reader) -> float:

@@ -492,6 +492,57 @@ class ReaderConformance:
         writer.abort()
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            (np.float32(3), "'x' is float32 \\[\\]"),
+            (np.zeros(2, "datetime64[s]"), "'x' is datetime64"),
+            (np.array([1, None]), "'x' is object"),
+            ([{"a": 1}, {"a": 2}], "'x' is object"),
+            (np.array([["a", "b"]]), "'x' is <U1 \\[1, 2\\]"),
+            ([[1, 2], [3]], "'x': its rows differ in length"),
+            ([np.zeros(2), np.zeros(3, int)], "row 1 of this batch is int64 \\[3\\], but row 0 is float64 \\[2\\]"),
+            ([np.zeros((2, 2)), np.zeros((2, 3))], "only the length of the first axis may differ"),
+        ],
+    )
+    def test_what_no_writer_stores_is_named(self, tmp_path: Path, values: Any, message: str) -> None:
+        with (
+            pytest.raises(SchemaError, match=message),
+            open_writer(tmp_path / self.target, **self.writer_options) as writer,
+        ):
+            writer.write({"x": values})
+        assert list(tmp_path.iterdir()) == []
+
+    def test_columns_of_objects_and_bytes_become_text(self, tmp_path: Path) -> None:
+        with open_writer(tmp_path / self.target, **self.writer_options) as writer:
+            writer.write({"a": np.array(["x", "yz"], object), "b": np.array([b"p", b"\xc3\xa9"])})
+        assert open_reader(tmp_path / self.target).read([1, 0]) == {"a": ["yz", "x"], "b": ["é", "p"]}
+
+    def test_an_empty_list_leaves_the_type_open(self, tmp_path: Path) -> None:
+        with open_writer(tmp_path / self.target, **self.writer_options) as writer:
+            writer.write({"x": [], "y": np.zeros(0)})
+            writer.write({"x": ["a"], "y": np.ones(1, np.int64)})
+            writer.write({"x": [], "y": []})
+        assert open_reader(tmp_path / self.target).read([0]) == {"x": ["a"], "y": torch.tensor([1])}
+
+    @pytest.mark.parametrize("room", [100_000, 3_000_000])
+    def test_a_full_disk_ends_in_a_clear_error_and_leaves_the_old_data(self, source, tmp_path, columns, room):
+        script = (
+            "import os, resource, sys; sys.path.insert(0, os.getcwd())\n"
+            "import numpy as np; from lightning_fastio import open_writer\n"
+            f"resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))\n"
+            f"with open_writer({str(source)!r}) as writer:\n"
+            "    for _ in range(60):\n"
+            "        writer.write({'x': np.random.rand(1000, 100).astype('float32'), 'y': ['abc'] * 1000})\n"
+        )
+        before = digest(source)
+        done = subprocess.run([sys.executable, "-c", script], check=False, timeout=100, capture_output=True, text=True)
+        assert done.returncode == 1
+        last_line = done.stderr.splitlines()[-1]
+        assert last_line == (f"lightning_fastio.errors.FileAccessError: {source} cannot be written: File too large")
+        assert digest(source) == before
+        assert list(tmp_path.iterdir()) == [source]
+
     def test_stacks_hold_the_values_of_all(self, tmp_path: Path) -> None:
         source = self.write(tmp_path, {"n": np.array([2**53 - 1, 2]), "f": np.array([0.5, 1.5], np.float32)})
         stacked = open_reader(source, {"z": ["n", "f"]}).read([0, 1])["z"]

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from lightning_fastio.errors import (
     FormatError,
     SchemaError,
 )
+from lightning_fastio.formats.numpy.writer import _crc_before_zeros
 from tests.formats.conformance import ReaderConformance, assert_rows, example, numbers
 
 
@@ -543,17 +545,29 @@ def test_names_that_a_folder_would_read_otherwise_are_refused(tmp_path: Path, na
         writer.write({name: np.arange(3)})
 
 
-def test_a_batch_that_failed_half_way_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = open_writer(tmp_path / "data")
-    writer.write({"a": np.arange(3), "b": np.arange(3)})
-    monkeypatch.setattr(type(writer._columns["b"]), "append", raise_no_space)  # type: ignore[attr-defined]
-    with pytest.raises(OSError, match="No space left"):
-        writer.write({"a": np.arange(3), "b": np.arange(3)})
-    with pytest.raises(SchemaError, match="closed"):
-        writer.write({"a": np.arange(3), "b": np.arange(3)})
-    writer.close()
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("num_bytes", [0, 1, 7, 4096, 1_000_003])
+def test_checksum_of_a_beginning_that_changes(num_bytes: int) -> None:
+    before, after, rest = b"first", b"other", np.random.default_rng(0).bytes(num_bytes)
+    change = zlib.crc32(before) ^ zlib.crc32(after)
+    assert zlib.crc32(before + rest) ^ _crc_before_zeros(change, num_bytes) == zlib.crc32(after + rest)
 
 
-def raise_no_space(*arguments: object) -> None:
-    raise OSError(28, "No space left on device")
+def test_an_npz_is_whole_to_every_tool_whichever_array_grew_in_it(tmp_path: Path) -> None:
+    pixels, labels = np.random.default_rng(0).integers(0, 255, (300, 1000), np.uint8), np.arange(300)
+    with open_writer(tmp_path / "a.npz", metadata={"classes": "[]"}) as writer:
+        for start in range(0, 300, 70):
+            rows = slice(start, start + 70)
+            writer.write(
+                {"label": labels[rows], "image": pixels[rows], "name": [f"n{label}" for label in labels[rows]]}
+            )
+            partial = next(path for path in tmp_path.iterdir() if path.is_dir())
+            assert sorted(path.name for path in partial.iterdir()) == [
+                *("a.npz", "label.npy", "name.npy", "name.offsets.npy")
+            ]
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        assert archive.testzip() is None
+        assert archive.namelist()[0] == "image.npy"
+    with np.load(tmp_path / "a.npz") as loaded:
+        np.testing.assert_array_equal(loaded["image"], pixels)
+        np.testing.assert_array_equal(loaded["label"], labels)
+    assert list(open_reader(tmp_path / "a.npz").schema) == ["label", "image", "name"]

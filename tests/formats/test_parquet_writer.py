@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from lightning_fastio.errors import ConfigError, FileAccessError, FormatError, SchemaError
+from lightning_fastio.errors import ConfigError, FileAccessError, SchemaError
 from lightning_fastio.formats.parquet import open_source, open_target
 
 
@@ -97,19 +97,18 @@ def test_ragged_rows_are_plain_lists_to_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (np.zeros((2, 0)), "hold no element"),
-        (np.array(["2024-01-01"] * 2, "datetime64[s]"), "dtype datetime64"),
-        ([{"a": 1}, {"a": 2}], "dict, which fits no Parquet column"),
-        ([np.zeros(2, "complex64"), np.zeros(1, "complex64")], "which no Parquet list holds"),
+        (np.zeros((2, 0)), r"is tensor of float64 \[0\]; its rows hold no element"),
+        (np.zeros(2, np.longdouble), "tensor of float128.*Parquet stores bool, int8"),
+        ([np.zeros(2, "complex64"), np.zeros(1, "complex64")], "ragged of complex64.*no Parquet list holds"),
     ],
 )
 def test_what_cannot_be_stored_is_named(tmp_path: Path, values: Any, message: str) -> None:
-    with pytest.raises(FormatError, match=f"'x'.*{message}"), open_target(tmp_path / "a.parquet") as writer:
+    with pytest.raises(SchemaError, match=f"'x'.*{message}"), open_target(tmp_path / "a.parquet") as writer:
         writer.write({"x": values})
 
 
 def test_ragged_rows_that_differ_in_more_than_length(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="'x', row 1 of the batch"), open_target(tmp_path / "a.parquet") as writer:
+    with pytest.raises(SchemaError, match="'x': row 1 of this batch"), open_target(tmp_path / "a.parquet") as writer:
         writer.write({"x": [np.zeros((2, 2)), np.zeros((2, 3))]})
 
 
@@ -135,16 +134,3 @@ def test_memory_is_bounded_by_a_row_group(tmp_path: Path) -> None:
             most = max(most, pa.total_allocated_bytes() - before)
             assert writer._pending_bytes <= 2_000_000
     assert most < 6_000_000
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any, **options: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    path = tmp_path / "a.parquet"
-    path.write_bytes(b"old")
-    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
-    with pytest.raises(OSError, match="No space left"), open_target(path) as writer:
-        writer.write({"x": [1]})
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]

@@ -7,24 +7,21 @@ keeps the order of the fields and the metadata, so that any HDF5 tool can read t
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import ExitStack
 from math import prod
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import h5py
 import numpy as np
 import numpy.typing as npt
-import torch
-from typing_extensions import Self
 
-from lightning_fastio.errors import ConfigError, FileAccessError, MissingDependencyError, SchemaError
-from lightning_fastio.formats.base import check_rows_alike
+from lightning_fastio.errors import ConfigError, MissingDependencyError, SchemaError
 from lightning_fastio.formats.hdf5.types import KIND_ATTRIBUTE, LENGTH_ATTRIBUTE, SHAPE_ATTRIBUTE
-from lightning_fastio.formats.target import Target
-from lightning_fastio.schema import Kind
+from lightning_fastio.formats.writing import Column, FileWriter
 
 FILE_ATTRIBUTE = "fastio"
 """Root attribute with a JSON object: ``fields`` in their order, and ``metadata``."""
@@ -36,7 +33,7 @@ SHORTEST_BLOCK_ROWS = 1024
 """Rows that wait before a field of varying length is written."""
 
 
-class HDF5Writer:
+class HDF5Writer(FileWriter):
     """Appends rows to an HDF5 file; see `Writer`."""
 
     def __init__(
@@ -64,177 +61,174 @@ class HDF5Writer:
         """
         if block_bytes < 1 or (rows_per_block is not None and rows_per_block < 1):
             raise ConfigError(f"rows_per_block={rows_per_block} and block_bytes={block_bytes} must be at least 1")
-        self._target = Target(path)
-        self.path = self._target.path
+        super().__init__(path)
         self._metadata = {str(name): str(value) for name, value in (metadata or {}).items()}
         self._filters = filter_arguments(compression)
         self._rows_per_block, self._block_bytes = rows_per_block, block_bytes
-        self._columns: dict[str, _Column] = {}
-        self._file: h5py.File | None = None
-        self._is_done = False
+        self._handles = ExitStack()
+        self._datasets: dict[str, _Dataset] = {}
 
-    def write(self, batch: Mapping[str, Any]) -> None:
-        """Append rows; see `Writer.write`.
+    def _refusal(self, name: str, column: Column) -> str | None:
+        return "HDF5 has no bfloat16: write value.float() or value.half()" if column.dtype == "bfloat16" else None
 
-        Raises:
-            SchemaError: Fields differ in length, from the first batch, or cannot be stored.
-        """
-        if self._is_done:
-            raise SchemaError(f"{self.path}: the writer is closed; open a new one")
-        values = {name: as_column(name, value) for name, value in batch.items()}
-        lengths = {name: len(rows) for name, (_, rows) in values.items()}
-        if len(set(lengths.values())) != 1:
-            raise SchemaError(f"{self.path}: the fields of a batch have one length, but these have {lengths}")
-        if not self._columns:
-            self._target.begin()
-            try:
-                self._file = h5py.File(self._target.partial, "w")
-            except OSError as error:
-                raise FileAccessError(f"{self.path} cannot be written: {error.strerror or error}") from error
-            for name, (kind, rows) in values.items():
-                self._columns[name] = _Column(name, kind, rows, self._chunk_rows(kind, rows), self._filters)
-        if list(values) != list(self._columns):
-            raise SchemaError(f"{self.path}: the first batch had the fields {list(self._columns)}, not {list(values)}")
-        for name, (kind, rows) in values.items():
-            self._columns[name].check(kind, rows)
-        try:
-            for name, (_, rows) in values.items():
-                self._columns[name].append(self._file, rows)
-        except BaseException:
-            # Fields of different lengths must not become data, not even if the caller goes on.
-            self.abort()
-            raise
+    def _begin(self, rows: Mapping[str, Any]) -> None:
+        self._stream = self._handles.enter_context(_Stream(self._target.partial, "w+"))
+        self._file = self._handles.enter_context(h5py.File(self._stream, "w"))
+        for name, column in self._columns.items():
+            self._datasets[name] = _Dataset(self._file, name, column, self._chunk_rows(column), self._filters)
 
-    def close(self) -> None:
-        """Write what is left, sync, and rename into place.
+    def _append(self, rows: Mapping[str, Any]) -> None:
+        for name, values in rows.items():
+            self._datasets[name].append(values)
+        self._stream.check()
 
-        Raises:
-            SchemaError: Nothing was written.
-        """
-        if self._is_done:
-            return
-        if self._file is None:
-            self._is_done = True
-            raise SchemaError(f"{self.path}: nothing was written, so that there is no file to make")
-        try:
-            for column in self._columns.values():
-                column.finish(self._file)
-            about = {"fields": list(self._columns), "metadata": self._metadata}
-            self._file.attrs[FILE_ATTRIBUTE] = json.dumps(about)
-            self._file.close()
-            self._target.publish()
-        except BaseException:
-            self.abort()
-            raise
-        self._is_done = True
+    def _finish(self) -> Path:
+        for dataset in self._datasets.values():
+            dataset.finish()
+        about = {"fields": list(self._columns), "metadata": self._metadata}
+        self._file.attrs[FILE_ATTRIBUTE] = json.dumps(about)
+        self._release()
+        self._stream.check()
+        return self._target.partial
 
-    def abort(self) -> None:
-        """Remove what was written."""
-        if self._is_done:
-            return
-        self._is_done = True
-        if self._file is not None:
-            self._file.close()
-            self._target.discard()
+    def _release(self) -> None:
+        # A dataset that is still open would write what it holds after the file is gone.
+        self._datasets.clear()
+        self._handles.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close() if kind is None else self.abort()
-
-    def _chunk_rows(self, kind: Kind, rows: Any) -> int:
+    def _chunk_rows(self, column: Column) -> int:
         if self._rows_per_block is not None:
             return self._rows_per_block
-        if kind != "tensor":
+        if column.kind != "tensor":
             return SHORTEST_BLOCK_ROWS
-        row_bytes: int = rows.dtype.itemsize * prod(rows.shape[1:])
-        return max(1, self._block_bytes // max(1, row_bytes))
+        return max(1, self._block_bytes // max(1, np.dtype(column.dtype).itemsize * prod(column.shape)))
 
 
-class _Column:
-    """One dataset: rows wait until they fill whole chunks."""
+class _Stream(io.FileIO):
+    """The file below HDF5, in which no write fails: the library crashes at the end of the process after one that did.
 
-    def __init__(self, name: str, kind: Kind, rows: Any, chunk_rows: int, filters: Mapping[str, Any]) -> None:
-        self.name, self.kind, self.chunk_rows = name, kind, chunk_rows
-        self.dtype, self.shape = _element(kind, rows)
-        self._filters = filters if kind == "tensor" else {}
+    The first error is kept until `check`.
+    """
+
+    _error: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        rest = memoryview(data).cast("B")
+        num_bytes = len(rest)
+        try:
+            while rest:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self._error = self._error or error
+        return num_bytes
+
+    def truncate(self, size: int | None = None, /) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self._error = self._error or error
+            return size or 0
+
+    def check(self) -> None:
+        """Raise the error of the first write that failed."""
+        if self._error is not None:
+            raise self._error
+
+
+class _Dataset:
+    """The dataset of one field, written in whole chunks; what does not fill one waits."""
+
+    def __init__(self, file: h5py.File, name: str, column: Column, chunk_rows: int, filters: Mapping[str, Any]) -> None:
+        self._file, self._name, self._column, self._chunk_rows = file, name, column, chunk_rows
+        self._filters = filters if column.kind == "tensor" else {}
         self._waiting: list[Any] = []
         self._num_waiting = 0
         self._dataset: Any = None
         self._lengths: set[int] = set()
 
-    def check(self, kind: Kind, rows: Any) -> None:
-        dtype, shape = _element(kind, rows)
-        if kind != self.kind or (len(rows) and (dtype, shape) != (self.dtype, self.shape)):
-            raise SchemaError(
-                f"field {self.name!r} began as {self.kind} of {self.dtype} {list(self.shape)}, but a later batch has "
-                f"{kind} of {dtype} {list(shape)}"
-            )
-
-    def append(self, file: h5py.File, rows: Any) -> None:
-        if self.kind == "tensor":
-            rows = rows.copy()  # The caller may use its buffer again.
-        elif self.kind == "ragged" and len(self._lengths) < 2:
+    def append(self, rows: Any) -> None:
+        if self._column.kind == "ragged" and len(self._lengths) < 2:
             self._lengths.update(map(len, rows))
-        self._waiting.append(rows)
+        to_fill = -self._num_waiting % self._chunk_rows
+        if len(rows) >= to_fill:
+            end = len(rows) - (len(rows) - to_fill) % self._chunk_rows
+            self._flush(rows[:to_fill])
+            self._write(rows[to_fill:end])
+            rows = rows[end:]
+        self._waiting.append(self._private(rows))
         self._num_waiting += len(rows)
-        whole = self._num_waiting // self.chunk_rows * self.chunk_rows
-        if whole:
-            self._write(file, whole)
 
-    def finish(self, file: h5py.File) -> None:
-        if self._num_waiting or self._dataset is None:
-            self.chunk_rows = min(self.chunk_rows, max(1, self._num_waiting)) if self._dataset is None else 0
-            self._write(file, self._num_waiting)
+    def finish(self) -> None:
+        if self._dataset is None:
+            self._chunk_rows = min(self._chunk_rows, max(1, self._num_waiting))
+            self._dataset = self._create()
+        self._flush()
         if len(self._lengths) == 1:
             self._dataset.attrs[LENGTH_ATTRIBUTE] = next(iter(self._lengths))
 
-    def _write(self, file: h5py.File, num_rows: int) -> None:
-        waiting = _joined(self.kind, self._waiting)
-        rows, rest = waiting[:num_rows], waiting[num_rows:]
+    def _flush(self, last: Any = ()) -> None:
+        """Write what waits, and some rows after it."""
+        pieces = [piece for piece in (*self._waiting, last) if len(piece)]
+        self._waiting, self._num_waiting = [], 0
+        if pieces:
+            is_array = self._column.kind == "tensor"
+            self._write(np.concatenate(pieces) if is_array else [row for piece in pieces for row in piece])
+
+    def _write(self, rows: Any) -> None:
+        if not len(rows):
+            return
         if self._dataset is None:
-            self._dataset = self._create(file)
+            self._dataset = self._create()
         start = len(self._dataset)
         self._dataset.resize(start + len(rows), axis=0)
-        if len(rows) and prod(self.shape):
+        if prod(self._column.shape) or self._column.kind != "tensor":
             try:
                 self._dataset.write_direct(self._storable(rows), dest_sel=np.s_[start:])
             except (ValueError, TypeError) as error:
-                raise SchemaError(f"field {self.name!r}, rows from {start}: HDF5 cannot store them: {error}") from error
-        self._waiting = [rest.copy() if self.kind == "tensor" else rest]
-        self._num_waiting = len(rest)
+                raise SchemaError(
+                    f"field {self._name!r}, rows from {start}: HDF5 cannot store them: {error}"
+                ) from error
+
+    def _private(self, rows: Any) -> Any:
+        """Rows that the caller cannot overwrite."""
+        if self._column.kind == "tensor":
+            return rows.copy()
+        return [row.copy() for row in rows] if self._column.kind == "ragged" else list(rows)
 
     def _storable(self, rows: Any) -> npt.NDArray[Any]:
-        if self.kind == "tensor":
+        if self._column.kind == "tensor":
             return np.ascontiguousarray(rows)
         out = np.empty(len(rows), self._dataset.dtype)
         for position, row in enumerate(rows):
-            out[position] = row if self.kind == "string" else np.ascontiguousarray(row, self.dtype).reshape(-1)
+            out[position] = row if self._column.kind == "string" else self._elements(row)
         return out
 
-    def _create(self, file: h5py.File) -> Any:
-        inner = self.shape if self.kind == "tensor" else ()
-        dtype: Any = self.dtype
-        if self.kind == "string":
+    def _elements(self, row: Any) -> npt.NDArray[Any]:
+        if self._column.kind == "bytes":
+            return np.frombuffer(row, np.uint8)
+        return np.ascontiguousarray(row).reshape(-1)
+
+    def _create(self) -> Any:
+        column = self._column
+        inner = column.shape if column.kind == "tensor" else ()
+        dtype: Any = np.dtype(column.dtype)
+        if column.kind == "string":
             dtype = h5py.string_dtype()
-        elif self.kind != "tensor":
-            dtype = h5py.vlen_dtype(self.dtype)
+        elif column.kind != "tensor":
+            dtype = h5py.vlen_dtype(dtype)
         # HDF5 has no chunks of an axis without length, unless that may grow.
         maxshape = (None, *(length or None for length in inner))
-        chunks = (self.chunk_rows, *(max(1, length) for length in inner))
+        chunks = (self._chunk_rows, *(max(1, length) for length in inner))
         try:
-            dataset = file.create_dataset(
-                self.name, (0, *inner), dtype, chunks=chunks, maxshape=maxshape, **self._filters
+            dataset = self._file.create_dataset(
+                self._name, (0, *inner), dtype, chunks=chunks, maxshape=maxshape, **self._filters
             )
         except (ValueError, TypeError) as error:
-            raise SchemaError(f"field {self.name!r} cannot be stored in HDF5: {error}") from error
-        if self.kind == "bytes":
+            raise SchemaError(f"field {self._name!r} cannot be stored in HDF5: {error}") from error
+        if column.kind == "bytes":
             dataset.attrs[KIND_ATTRIBUTE] = "bytes"
-        elif self.kind == "ragged" and self.shape:
-            dataset.attrs[SHAPE_ATTRIBUTE] = self.shape
+        elif column.kind == "ragged" and column.shape:
+            dataset.attrs[SHAPE_ATTRIBUTE] = column.shape
         return dataset
 
 
@@ -259,51 +253,3 @@ def filter_arguments(compression: str | Mapping[str, Any] | None) -> dict[str, A
     except ImportError as error:
         raise MissingDependencyError(f"compression={compression!r} needs: pip install hdf5plugin") from error
     return {"compression": getattr(hdf5plugin, plugins[compression])(), "shuffle": compression != "blosc"}
-
-
-def as_column(name: str, value: Any) -> tuple[Kind, Any]:
-    """A field of a batch as its kind and its rows: an array, or a list of str, bytes or arrays.
-
-    Raises:
-        SchemaError: It cannot be stored.
-    """
-    if isinstance(value, torch.Tensor):
-        if value.dtype == torch.bfloat16:
-            raise SchemaError(f"field {name!r} is bfloat16, which HDF5 has not; write value.float() or value.half()")
-        return "tensor", value.detach().cpu().numpy()
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes) and len(value):
-        if isinstance(value[0], str):
-            check_rows_alike(name, value, str)
-            return "string", [str(item) for item in value]
-        if isinstance(value[0], bytes | bytearray | memoryview):
-            check_rows_alike(name, value, bytes, bytearray, memoryview)
-            return "bytes", [np.frombuffer(item, np.uint8) for item in value]
-        if isinstance(value[0], torch.Tensor | np.ndarray) and np.ndim(value[0]) > 0:
-            rows = [np.array(item) for item in value]
-            return "ragged", [row.astype(row.dtype.newbyteorder("="), copy=False) for row in rows]
-    array = np.asarray(value)
-    if array.dtype.kind in "UT":
-        return "string", [str(item) for item in array.ravel()]
-    if array.dtype.kind == "S":
-        return "string", [item.decode() for item in array.ravel()]
-    if array.dtype.kind not in "biufc" or array.ndim == 0:
-        raise SchemaError(f"field {name!r} is {array.dtype} of shape {array.shape}; numbers, text or bytes by row fit")
-    return "tensor", array
-
-
-def _element(kind: Kind, rows: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Type and shape of one row, after the varying axis where there is one."""
-    if kind == "tensor":
-        return rows.dtype, rows.shape[1:]
-    if kind == "ragged" and len(rows):
-        kinds = {(row.dtype, row.shape[1:]) for row in rows}
-        if len(kinds) > 1:
-            raise SchemaError(f"ragged rows of one field have one type and one shape after the first axis, not {kinds}")
-        return next(iter(kinds))
-    return np.dtype(np.uint8), ()
-
-
-def _joined(kind: Kind, pieces: list[Any]) -> Any:
-    if kind == "tensor":
-        return np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
-    return [row for piece in pieces for row in piece]
