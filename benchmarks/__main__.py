@@ -12,7 +12,6 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 import benchmarks
-from benchmarks.measure import describe_machine
 
 # Each is a module with `run(folder, console)`, which gives figures in types that JSON has.
 NAMES = ("formats", "cold", "rows", "memory", "plan", "prefetch", "convert")
@@ -27,6 +26,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="save the figures here")
     parser.add_argument("--folder", type=Path, help="where the temporary data goes, to choose the disk")
     arguments = parser.parse_args()
+    # Worker processes import this module, and should not import torch with it.
+    from benchmarks.measure import describe_machine
+
     figures = {"machine": describe_machine()}
     for name in arguments.names:
         with TemporaryDirectory(prefix="fastio-benchmark-", dir=arguments.folder) as folder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import os
 import shutil
@@ -13,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from rich.console import Console
 
 from benchmarks.measure import Comparison, Contender, run_all
+from benchmarks.pictures import SIZE, decode_chunk, decode_item, write_pictures
 from lightning_fastio.convert import convert
 
 _NUM_PICTURES = 5000
-_NUM_DISTINCT = 250
-_SIZE = (224, 224)
 _NUM_WORKERS = 2
 _ARRAY_BYTES = 2 << 30
 _CHUNK_PICTURES = 64
@@ -33,13 +30,14 @@ def run(folder: Path, console: Console) -> list[dict[str, Any]]:
 
 
 def _comparisons(folder: Path) -> Iterator[Comparison]:
-    row_bytes = _SIZE[0] * _SIZE[1] * 3
+    row_bytes = SIZE[0] * SIZE[1] * 3
     yield Comparison(
-        f"{_NUM_PICTURES:,} JPEG of 500 x 375 to {_SIZE[0]} x {_SIZE[1]} uint8, {_NUM_WORKERS} processes",
+        f"{_NUM_PICTURES:,} JPEG of 500 x 375 to {SIZE[0]} x {SIZE[1]} uint8, {_NUM_WORKERS} processes",
         row_bytes,
         _NUM_PICTURES,
-        list(_picture_contenders(folder, _write_pictures(folder / "pictures"))),
+        list(_picture_contenders(folder, write_pictures(folder / "pictures", _NUM_PICTURES))),
         note="the start of the processes included, and for all but Pillow alone the bytes synced to disk",
+        prepare=lambda: _remove(folder, "pictures.*", "litdata"),
     )
     source = folder / "array.npy"
     np.save(source, np.random.default_rng(0).integers(0, 255, (_ARRAY_BYTES // (1 << 20), 1 << 20), dtype=np.uint8))
@@ -60,6 +58,7 @@ def _comparisons(folder: Path) -> Iterator[Comparison]:
                 for name in ("npz", "h5", "parquet")
             ),
         ],
+        prepare=lambda: _remove(folder, "array.npz*", "array.h5*", "array.parquet*"),
     )
 
 
@@ -69,7 +68,7 @@ def _picture_contenders(folder: Path, pictures: Path) -> Iterator[Contender]:
     if find_spec("litdata") is not None:
         yield Contender("litdata optimize", "today", _once(lambda: _litdata(files, folder / "litdata"), _NUM_PICTURES))
     for name in ("npz", "h5", "parquet"):
-        work = _conversion(pictures, folder / f"pictures.{name}", size=_SIZE, resize="stretch")
+        work = _conversion(pictures, folder / f"pictures.{name}", size=SIZE, resize="stretch")
         yield Contender(f"convert to {name}", "fastio", _once(work, _NUM_PICTURES))
 
 
@@ -84,40 +83,25 @@ def _once(work: Callable[[], object], num_rows: int) -> Callable[[], list[range]
 
 
 def _conversion(source: Path, destination: Path, **options: Any) -> Callable[[], object]:
-    return lambda: convert(source, destination, num_workers=_NUM_WORKERS, overwrite=True, **options)
+    return lambda: convert(source, destination, num_workers=_NUM_WORKERS, **options)
 
 
-def decode(file: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """What Pillow has to do at least."""
-    with Image.open(file) as image:
-        resized = image.convert("RGB").resize((_SIZE[1], _SIZE[0]), Image.Resampling.BILINEAR)
-    return np.asarray(resized)
-
-
-def decode_item(file: str) -> dict[str, Any]:
-    """The same, as an item of litdata."""
-    return {"image": decode(file), "path": file}
-
-
-def decode_chunk(files: list[str]) -> int:
-    """Decode, and throw away."""
-    return sum(decode(file).shape[0] for file in files)
+def _remove(folder: Path, *patterns: str) -> None:
+    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _pillow_alone(files: list[str]) -> None:
     chunks = [files[start : start + _CHUNK_PICTURES] for start in range(0, len(files), _CHUNK_PICTURES)]
     with ProcessPoolExecutor(_NUM_WORKERS, multiprocessing.get_context("spawn")) as pool:
-        if sum(pool.map(decode_chunk, chunks)) != _SIZE[0] * len(files):
+        if sum(pool.map(decode_chunk, chunks)) != SIZE[0] * len(files):
             raise RuntimeError("Pillow gave other pictures than it was asked for")
 
 
 def _litdata(files: list[str], destination: Path) -> None:
     import litdata
 
-    shutil.rmtree(destination, ignore_errors=True)
-    litdata.optimize(
-        decode_item, files, output_dir=str(destination), num_workers=_NUM_WORKERS, chunk_bytes="64MB", mode="overwrite"
-    )
+    litdata.optimize(decode_item, files, output_dir=str(destination), num_workers=_NUM_WORKERS, chunk_bytes="64MB")
 
 
 def _write_plain(path: Path) -> None:
@@ -127,19 +111,3 @@ def _write_plain(path: Path) -> None:
             stream.write(block)
         os.fsync(stream.fileno())
     path.unlink()
-
-
-def _write_pictures(folder: Path) -> Path:
-    """Pictures as large as those of ImageNet, some of them many times under different names."""
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    rows, columns = np.mgrid[:375, :500]
-    for number in range(_NUM_DISTINCT):
-        phase = generator.uniform(0, 6, 3)
-        waves = [np.sin(columns / (20 + 9 * phase[channel]) + rows / 31 + phase[channel]) for channel in range(3)]
-        pixels = 128 + 70 * np.stack(waves, -1) + generator.normal(0, 14, (375, 500, 3))
-        buffer = io.BytesIO()
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=85)
-        for copy in range(number, _NUM_PICTURES, _NUM_DISTINCT):
-            (folder / f"{copy:05d}.jpg").write_bytes(buffer.getvalue())
-    return folder

@@ -40,7 +40,9 @@ def walk(root: Path) -> Iterator[str]:
     found: list[str] = []
     for folder, subfolders, files in os.walk(root, onerror=refuse, followlinks=True):
         subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        found.extend(os.path.relpath(os.path.join(folder, name), root) for name in files if not name.startswith("."))
+        inside = os.path.relpath(folder, root)
+        above = "" if inside == "." else f"{inside}/"
+        found.extend(above + name for name in files if not name.startswith("."))
     yield from sorted(found, key=natural_order)
 
 

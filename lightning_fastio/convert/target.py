@@ -22,7 +22,8 @@ FORMAT_OF_SUFFIX = {
 SHARD_SUFFIX = {"numpy": ".npz", "hdf5": ".h5", "parquet": ".parquet"}
 
 _DEFAULT_SHARD_BYTES = 1 << 30
-_SAMPLE_BYTES = 4 << 20
+_SAMPLE_BYTES = 1 << 20
+_SAMPLE_PIECES = 16
 _WORTHWHILE = 2 / 3
 
 
@@ -115,10 +116,13 @@ def choose_compression(target: Target, rows: RowBatch) -> Compression:
 
 
 def _sample(rows: RowBatch) -> bytes:
-    """The first bytes of the largest array."""
-    arrays = [values for values in rows.values() if isinstance(values, np.ndarray)]
+    """Pieces from all over the largest array."""
+    arrays = [values for values in rows.values() if isinstance(values, np.ndarray) and values.size]
     if not arrays:
         return b""
-    largest = max(arrays, key=lambda values: values.nbytes)
-    num_rows = max(1, _SAMPLE_BYTES // max(1, largest[:1].nbytes))
-    return np.ascontiguousarray(largest[:num_rows]).tobytes()[:_SAMPLE_BYTES]
+    data = np.ascontiguousarray(max(arrays, key=lambda values: values.nbytes)).reshape(-1).view(np.uint8)
+    if len(data) <= _SAMPLE_BYTES:
+        return data.tobytes()
+    size = _SAMPLE_BYTES // _SAMPLE_PIECES
+    starts = np.linspace(0, len(data) - size, _SAMPLE_PIECES).astype(np.int64)
+    return b"".join(data[start : start + size].tobytes() for start in starts)

@@ -73,12 +73,13 @@ _OTHERS = {
 
 _TEMPORARY = re.compile(r"\.(tmp|temp|part|partial|crdownload|swp|lock|bak)\d*$|~$|\.(tmp|partial)[.-]", re.IGNORECASE)
 _DESCRIBING = {".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".log"}
+_NUMBERS = re.compile(r"(\d+)")
 _IS_GLOB = re.compile(r"[*?\[]")
 
 
 def natural_order(path: str | Path) -> list[tuple[int, int | str]]:
     """Sort key under which ``part-2`` comes before ``part-10``, the same on every file system."""
-    pieces = re.split(r"(\d+)", str(path))
+    pieces = _NUMBERS.split(str(path))
     return [(0, int(piece)) if piece.isdecimal() else (1, piece) for piece in pieces if piece]
 
 

@@ -30,6 +30,8 @@ from lightning_fastio.formats.writing import Column, FileWriter
 
 _HEADER_BYTES = 192
 """Room for the header: enough for any shape, and a multiple of 64, so that the data is aligned."""
+_PIECE_BYTES = 512 << 10
+"""Bytes written at once: they stay in the processor's cache, and Linux takes long to find room for larger pieces."""
 _CRC_POLYNOMIAL = 0xEDB88320
 
 
@@ -122,7 +124,9 @@ class _FieldFiles:
 
     def append(self, rows: Any) -> None:
         if self._column.kind == "tensor":
-            self.all[0].write(np.ascontiguousarray(rows).data)
+            data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+            for start in range(0, len(data), _PIECE_BYTES):
+                self.all[0].write(data[start : start + _PIECE_BYTES])
             self._num_items += len(rows)
             return
         if self._column.kind == "string":
