@@ -26,8 +26,8 @@ from lightning_fastio.loader import BatchLoader
 from lightning_fastio.prefetch import STOP_TIMEOUT_S, Pump, batch_bytes
 from lightning_fastio.staging import Staged
 
-States = list[dict[str, Any]] | None
-"""Where the loaders that have a state stand."""
+States = list[Callable[[], Any]]
+"""Where the loaders that have a state stand; each is made when a checkpoint asks for it."""
 
 
 @dataclass
@@ -72,8 +72,8 @@ class _Source:
     """The loaders; notes for each batch what it took, and where they stood after it."""
 
     def __init__(self, combined: CombinedLoader, iterator: Any) -> None:
-        self._combined, self._iterator = combined, iterator
-        self._has_states = any(isinstance(loader, _Stateful) for loader in combined.flattened)
+        self._iterator = iterator
+        self._stateful = [loader for loader in combined.flattened if isinstance(loader, _Stateful)]
         self._measured = [loader.stats for loader in combined.flattened if isinstance(loader, BatchLoader)]
         self.to_do: deque[Callable[[], None]] = deque()
         """What waits to be done between two batches."""
@@ -94,11 +94,18 @@ class _Source:
         return Fetched(item, self.states(), read_now_s - read_s, transform_now_s - transform_s)
 
     def states(self) -> States:
-        """Where the loaders stand now. Not the instance's `_state_dicts`, which says where the loop stands."""
-        return deepcopy(CombinedLoader._state_dicts(self._combined)) if self._has_states else None
+        """Where the loaders stand now, as `CombinedLoader._state_dicts` orders them."""
+        return [_state_later(loader) for loader in self._stateful]
 
     def _busy(self) -> tuple[float, float]:
         return sum(stats.read_s for stats in self._measured), sum(stats.transform_s for stats in self._measured)
+
+
+def _state_later(loader: Any) -> Callable[[], Any]:
+    if isinstance(loader, BatchLoader):
+        return loader.state_later()
+    state = deepcopy(loader.state_dict())
+    return lambda: state
 
 
 class AheadFetcher(_DataFetcher):
@@ -117,6 +124,10 @@ class AheadFetcher(_DataFetcher):
         self._head: deque[Fetched | Exception] = deque()
         self._delivery: Delivery | None = None
         self._combined_loader, self.iterator = old._combined_loader, old.iterator
+        # Nothing is to be copied, and the loader has threads of its own: one more would only cost the step time.
+        self._reads_ahead = transfer is None and all(
+            isinstance(loader, BatchLoader) and loader.num_workers for loader in self.loaders
+        )
         self.fetched, self.done, self.length = old.fetched, old.done, old.length
         self._start_profiler, self._stop_profiler = old._start_profiler, old._stop_profiler
         self._begin()
@@ -194,7 +205,7 @@ class AheadFetcher(_DataFetcher):
 
     def states_after(self, num_batches: int) -> list[dict[str, Any]]:
         """Where the loaders stood after the last batch that was delivered, or the one before it."""
-        return self._states.get(num_batches, self._states_before) or []
+        return [state() for state in self._states.get(num_batches, self._states_before)]
 
     def _begin(self) -> None:
         self._source = _Source(self.combined_loader, self.iterator)
@@ -248,7 +259,7 @@ class AheadFetcher(_DataFetcher):
 
     def _fetch_here(self) -> Fetched:
         # Prepared before a thread starts, so that a user's transfer hook never runs twice at once.
-        return self._prepare(self._quiet.fetch(self._source))
+        return self._prepare(next(self._source) if self._reads_ahead else self._quiet.fetch(self._source))
 
     def _running_pump(self, num_pending: int = 0) -> Pump[Fetched] | None:
         """The thread, started if need be; None where the next batch has to be fetched on this one."""
@@ -257,6 +268,8 @@ class AheadFetcher(_DataFetcher):
             self._pump = None
         if self._pump is not None:
             return self._pump
+        if self._reads_ahead:
+            return None
         limit = self._quiet.num_quiet()
         if self.length is not None:
             # Beyond its length a loader that is cycled would start again.

@@ -34,7 +34,7 @@ class PrefetchCallback(Callback):
     """Fetches batches ahead, copies them to the GPU beside the training step, and measures the wait for data.
 
     Works under any loader, in fit, validate, test and predict. Batches, hooks, metrics and weights are the same as
-    without it. On a CPU it fetches ahead only. Depth is in device memory: up to ``depth`` batches more than without.
+    without it. On a CPU it fetches ahead only, and not even that where a `BatchLoader` reads ahead already. Depth is in device memory: up to ``depth`` batches more than without.
     Each batch lies at a new address, so whoever captures a step into a CUDA graph by hand copies the batch into static
     inputs first; ``torch.compile(mode="reduce-overhead")`` does so by itself.
 

@@ -264,6 +264,11 @@ class BatchLoader:
         """Where the loader stands: what was delivered, not what was read ahead. The same on every rank."""
         return self._standing.state(self._identity())
 
+    def state_later(self) -> Callable[[], dict[str, Any]]:
+        """What `state_dict` gives now, made when it is called: cheap enough for every batch."""
+        standing = self._standing
+        return lambda: standing.state(self._identity())
+
     def state_dict_before_last(self) -> dict[str, Any]:
         """Where the loader stood before it delivered its last batch, which may be in use still."""
         return self._before_last.state(self._identity())

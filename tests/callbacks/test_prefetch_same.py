@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.callbacks.traced_runs import (
     Trace,
     assert_same,
     load,
+    read,
     run_traced,
     stream,
 )
@@ -163,6 +165,9 @@ SCENARIOS = {
     "no length, none": fit(lambda: stream(0)),
     "workers": fit(lambda: load(4, shuffle=True, num_workers=1), max_epochs=1),
     "persistent workers": fit(lambda: load(3, num_workers=1, persistent_workers=True)),
+    "reader threads": fit(lambda: read(5, num_workers=2), lambda: read(3, num_workers=2), val_check_interval=2),
+    "reader threads and a loader": fit(lambda: {"a": read(4, num_workers=2), "b": load(2, shuffle=True)}),
+    "read in the thread that trains": fit(lambda: read(4, num_workers=0), lambda: read(2, num_workers=0)),
     "cycle": fit(lambda: {"a": load(5, shuffle=True), "b": load(2, shuffle=True)}),
     "cycle, limited": fit(lambda: {"a": load(5), "b": load(2, shuffle=True)}, limit_train_batches=4),
     "cycle of single batches": fit(lambda: {"a": load(3), "b": load(1, shuffle=True)}),
@@ -239,3 +244,19 @@ def test_a_run_is_the_same(name: str, tmp_path: Path) -> None:
     for depth in (1, 3):
         ahead, _ = run_traced(SCENARIOS[name], tmp_path, [PrefetchCallback(depth, summary=False)])
         assert_same(stock, ahead)
+
+
+@pytest.mark.parametrize(("num_workers", "is_used"), [(0, True), (2, False)])
+def test_a_loader_with_threads_of_its_own_needs_no_other_on_a_cpu(
+    num_workers: int, is_used: bool, tmp_path: Path
+) -> None:
+    threads: set[str] = set()
+
+    class Watch(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            threads.update(thread.name for thread in threading.enumerate())
+            return super().training_step(batch, batch_idx)
+
+    scenario = Scenario(lambda trainer, net: trainer.fit(net, read(6, num_workers=num_workers)), net=Watch)
+    run_traced(scenario, tmp_path, [PrefetchCallback(summary=False)])
+    assert ("fastio-prefetch" in threads) == is_used

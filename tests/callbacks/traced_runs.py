@@ -16,6 +16,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import Logger
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from lightning_fastio.loader import BatchLoader
+from tests.memory import MemoryReader
+
 QUIET = [
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
@@ -94,6 +97,12 @@ def load(num_batches: int, dataset: type[Rows] = Rows, start: int = 0, **options
 def stream(num_batches: int) -> DataLoader[torch.Tensor]:
     """Batches of two rows, without a length."""
     return DataLoader(Stream(2 * num_batches), batch_size=2)
+
+
+def read(num_batches: int, start: int = 0, **options: Any) -> BatchLoader:
+    """The same from a reader, shuffled."""
+    values = np.repeat(np.arange(start, start + 2 * num_batches, dtype=np.float32)[:, None], FEATURES, axis=1)
+    return BatchLoader(MemoryReader({"x": values}), 2, shuffle="global", **options)
 
 
 def digest(batch: Any) -> Any:
