@@ -34,9 +34,10 @@ class PrefetchCallback(Callback):
     """Fetches batches ahead, copies them to the GPU beside the training step, and measures the wait for data.
 
     Works under any loader, in fit, validate, test and predict. Batches, hooks, metrics and weights are the same as
-    without it. On a CPU it fetches ahead only, and not even that where a `BatchLoader` reads ahead already. Depth is in device memory: up to ``depth`` batches more than without.
-    Each batch lies at a new address, so whoever captures a step into a CUDA graph by hand copies the batch into static
-    inputs first; ``torch.compile(mode="reduce-overhead")`` does so by itself.
+    without it. On a CPU it fetches ahead only, and not even that where a `BatchLoader` reads ahead already. Depth is in
+    device memory: up to ``depth`` batches more than without. Each batch lies at a new address, so whoever captures a
+    step into a CUDA graph by hand copies the batch into static inputs first; ``torch.compile(mode="reduce-overhead")``
+    does so by itself.
 
     Logs ``fastio/data_wait_s``, ``fastio/data_wait_fraction``, ``fastio/copy_wait_s``, ``fastio/step_s``,
     ``fastio/read_s`` and ``fastio/samples_per_s`` at the Trainer's cadence, each a mean since the last log, and prints
