@@ -51,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         import_module("lightning_fastio.trainer_cli").main(argv)
         return 0
     parser = _parser(argv[0] if argv else "")
+    if not argv:
+        parser.print_help(sys.stderr)
+        return 2
     arguments = parser.parse_args(argv)
     try:
         code: int = import_module(TOOL_COMMANDS[arguments.command][0]).main(arguments)
@@ -62,7 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser(chosen: str) -> ArgumentParser:
     """The parser of all commands, with the options of the chosen one."""
-    parser = ArgumentParser(prog="fastio", description="Feeds GPUs from .npy, .h5 and .parquet at the speed of memory.")
+    parser = ArgumentParser(
+        prog="fastio",
+        description="Feeds GPUs from .npy, .h5 and .parquet at the speed of memory.",
+        epilog="fastio COMMAND --help shows the options of a command.",
+    )
     parser.add_argument("--version", action="version", version=f"lightning_fastio {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in TRAINER_COMMANDS.items():

@@ -8,7 +8,7 @@ working directory, environment variables, the command line. A variable is named 
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser
+from argparse import ArgumentError, ArgumentParser
 from collections.abc import Mapping, Sequence
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -16,6 +16,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 # Classes that are imported can be given by their short names, such as --data=NumpyDataModule.
 import lightning_fastio.callbacks
 import lightning_fastio.datamodules  # noqa: F401
+from lightning_fastio.misspelled import cause_of
 
 
 class FastIOCLI(LightningCLI):
@@ -29,12 +30,29 @@ class FastIOCLI(LightningCLI):
             run: Whether to run the command.
         """
         self._options = options
-        # Without a logger it goes to the working directory, where a config.yaml is the user's own.
-        super().__init__(save_config_kwargs={"config_filename": "run_config.yaml", "overwrite": True}, run=run)
+        self._parsers: list[LightningArgumentParser] = []
+        self._command = f"fastio {options[0]}" if run else "fastio tune"
+        super().__init__(
+            # Without a logger it goes to the working directory, where a config.yaml is the user's own.
+            save_config_kwargs={"config_filename": "run_config.yaml", "overwrite": True},
+            parser_kwargs={"exit_on_error": False},
+            run=run,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Remember what has the options, among which a misspelled one is looked for."""
+        self._parsers.append(parser)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the options."""
-        self.config = parser.parse_args(self._options)
+        """Parse the options; the last line of an error says what is wrong."""
+        try:
+            self.config = parser.parse_args(self._options)
+        except ArgumentError as error:
+            message = str(error)
+            cause = cause_of(message, "".join(each.format_usage() for each in self._parsers))
+            # The usage, three pages of it, is left out: it would push the message off the screen.
+            lines = [cause] if cause and "\n" not in message else filter(None, [message, cause])
+            parser.exit(2, "\n\n".join(f"{self._command}: {line}" for line in lines) + "\n")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -151,6 +151,90 @@ class TestOptions:
         assert "Bytes of decoded blocks" in text
 
 
+class TestMisspelled:
+    """The last line of an error says what is wrong, and which name was probably meant."""
+
+    @pytest.mark.parametrize(
+        ("options", "last_line"),
+        [
+            (["--data=NumpyDataModul"], "there is no class 'NumpyDataModul'; did you mean NumpyDataModule?"),
+            (
+                ["--data.batchsize=3"],
+                "lightning_fastio.NumpyDataModule has no argument 'batchsize'; did you mean batch_size?",
+            ),
+            (["--model=my_project.Nett"], "my_project has no class 'Nett'; did you mean Net?"),
+            (["--model=my_projct.Net"], "there is no module 'my_projct', where my_projct.Net was looked for"),
+            (["--model.widht=3"], "my_project.Net has no argument 'widht'; did you mean width?"),
+            (
+                ["--data=Xyzzy"],
+                "there is no class 'Xyzzy'; a class of your own needs the path of its module, as in my_project.MyModel",
+            ),
+            (
+                ["--trainer.max_epoks=1"],
+                "there is no option --trainer.max_epoks; did you mean --trainer.max_epochs?",
+            ),
+            (["--dta.batch_size=1"], "there is no option --dta; did you mean --data?"),
+            (["--trainr.max_epochs=1"], "there is no option --trainr; did you mean --trainer?"),
+            (["--zzz=1"], "there is no option --zzz"),
+            (
+                ["--trainer.callbacks+=PrefetchCallbak"],
+                "there is no class 'PrefetchCallbak'; did you mean PrefetchCallback?",
+            ),
+            (["-c", "nothing.yaml"], "Parser key \"config\": File does not exist: '{folder}/nothing.yaml'"),
+        ],
+    )
+    def test_options(self, options: list[str], last_line: str, project: Path, capsys: pytest.CaptureFixture[str]):
+        assert last_line_of_error(capsys, "fit", "-c", "config.yaml", *options) == "fastio fit: " + last_line.format(
+            folder=project
+        )
+
+    @pytest.mark.parametrize(
+        ("right", "wrong", "last_line"),
+        [
+            ("NumpyDataModule", "NumpyDataModul", "there is no class 'NumpyDataModul'; did you mean NumpyDataModule?"),
+            ("max_epochs", "max_epoch", "there is no option --trainer.max_epoch; did you mean --trainer.max_epochs?"),
+            ("data:", "dta:", "there is no option --dta; did you mean --data?"),
+            (
+                "batch_size",
+                "batchsize",
+                "lightning_fastio.NumpyDataModule has no argument 'batchsize'; did you mean batch_size?",
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("command", ["fit", "tune"])
+    def test_configuration_files(
+        self, command: str, right: str, wrong: str, last_line: str, capsys: pytest.CaptureFixture[str]
+    ):
+        Path("wrong.yaml").write_text(CONFIG.replace(right, wrong))
+        assert last_line_of_error(capsys, command, "-c", "wrong.yaml") == f"fastio {command}: {last_line}"
+
+    def test_a_short_error_is_not_said_twice(self, capsys: pytest.CaptureFixture[str]):
+        with pytest.raises(SystemExit):
+            main(["fit", "-c", "config.yaml", "--trainer.max_epoks=1"])
+        error = "fastio fit: there is no option --trainer.max_epoks; did you mean --trainer.max_epochs?\n"
+        assert capsys.readouterr().err == error
+
+    def test_no_model(self, capsys: pytest.CaptureFixture[str]):
+        assert last_line_of_error(capsys, "fit") == (
+            "fastio fit: which model? Give --model=my_project.MyModel, or a configuration file that names it: "
+            "-c config.yaml"
+        )
+
+    def test_other_errors_stay_whole(self, capsys: pytest.CaptureFixture[str]):
+        with pytest.raises(SystemExit):
+            main(["fit", "-c", "config.yaml", "--trainer.max_epochs=many"])
+        error = capsys.readouterr().err
+        assert error.startswith('fastio fit: Parser key "trainer.max_epochs":\n')
+        assert error.endswith("Given value: many\n")
+
+
+def last_line_of_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(list(argv))
+    assert stop.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
 class TestTraining:
     def test_fit_from_yaml(self, project: Path):
         assert main(["fit", "-c", "config.yaml"]) == 0
@@ -258,7 +342,20 @@ class TestCommands:
         for command in ("fit", "validate", "test", "predict", "demo", "inspect"):
             assert f"    {command} " in text
 
-    @pytest.mark.parametrize("argv", [[], ["nothing"], ["inspect"]])
+    def test_without_a_command_the_help_is_shown(self, capsys: pytest.CaptureFixture[str]):
+        assert main([]) == 2
+        shown = capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            main(["--help"])
+        assert shown == capsys.readouterr().out
+
+    def test_tune_says_what_to_give(self, capsys: pytest.CaptureFixture[str]):
+        assert main(["tune"]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("fastio tune: which model and data?")
+        assert "fastio tune -c config.yaml; " in error
+
+    @pytest.mark.parametrize("argv", [["nothing"], ["inspect"]])
     def test_wrong_use_is_explained(self, argv: list[str], capsys: pytest.CaptureFixture[str]):
         with pytest.raises(SystemExit) as stop:
             main(argv)

@@ -24,7 +24,7 @@ LAYERS = (
     ("plan",),
     ("loader", "staging", "prefetch", "waits", "verdict", "adjusting", "report"),
     ("_lightning", "stages", "datamodules", "callbacks"),
-    ("convert", "doctor", "inspection", "trainer_cli"),
+    ("convert", "doctor", "inspection", "misspelled", "trainer_cli"),
     ("tuning", "bench", "demo", "cli"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -33,7 +33,14 @@ def main(arguments: Namespace) -> int:
     from lightning_fastio.tuning.tuner import tune
 
     fit = ["fit", *(f"--config={path}" for path in arguments.config), *arguments.options]
-    cli = FastIOCLI(with_environment(fit, os.environ)[1:], run=False)
+    options = with_environment(fit, os.environ)[1:]
+    if not options:
+        raise ConfigError(
+            "which model and data? Give the configuration of fastio fit, as in: fastio tune -c config.yaml; or its "
+            "options after --, as in: fastio tune -- --model=my_project.MyModel --data=HDF5DataModule "
+            "--data.train=data.h5"
+        )
+    cli = FastIOCLI(options, run=False)
     if not isinstance(cli.datamodule, FastIODataModule):
         raise ConfigError(f"data: {type(cli.datamodule).__name__} has no settings to tune; expected a FastIODataModule")
     tuning = tune(
