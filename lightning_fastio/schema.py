@@ -10,6 +10,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from lightning_fastio.errors import SchemaError
+
 Kind: TypeAlias = Literal["tensor", "ragged", "sparse", "string", "bytes"]
 """How a field is delivered:
 
@@ -101,3 +103,28 @@ class Schema(Mapping[str, FieldSpec]):
             for name, spec in self.items()
             if spec.kind == "tensor"
         }
+
+    def buffers(self, num_rows: int, out: Batch | None) -> Batch:
+        """``out``, if it is what `allocate` gives, and new buffers if it is None.
+
+        Raises:
+            SchemaError: A buffer is missing, or has another type, another shape or gaps: rows would end up elsewhere.
+        """
+        if out is None:
+            return self.allocate(num_rows)
+        for name, spec in self.items():
+            if spec.kind != "tensor":
+                continue
+            buffer = out.get(name)
+            shape = (num_rows, *spec.shape)
+            if not isinstance(buffer, torch.Tensor):
+                raise SchemaError(
+                    f"out[{name!r}] is {type(buffer).__name__}; expected a tensor of {spec.dtype} {shape}"
+                )
+            if buffer.dtype is not spec.dtype or buffer.shape != shape or not buffer.is_contiguous():
+                gaps = "" if buffer.is_contiguous() else " with gaps"
+                raise SchemaError(
+                    f"out[{name!r}] is {buffer.dtype} {tuple(buffer.shape)}{gaps}, expected {spec.dtype} {shape}; "
+                    f"schema.allocate({num_rows}) makes buffers that fit"
+                )
+        return out

@@ -111,6 +111,7 @@ class Reader(Protocol):
 
         Raises:
             RowIndexError: A row lies outside ``-len(self)`` to ``len(self) - 1``.
+            SchemaError: A buffer in ``out`` does not fit.
             CorruptFileError: The data cannot be decoded, or the file shrank since it was opened.
         """
         ...

@@ -112,7 +112,7 @@ class Concatenated:
     def read(self, rows: Rows, out: Batch | None = None) -> Batch:
         """Read rows; see `Reader.read`."""
         checked = check_rows(rows, len(self))
-        batch: Batch = dict(self.schema.allocate(len(checked)) if out is None else out)
+        batch: Batch = dict(self.schema.buffers(len(checked), out))
         if self._mapped:
             numbers, local = self._locate(checked)
             for name, arrays in self._mapped.items():
@@ -262,7 +262,7 @@ class SideBySide:
     def read(self, rows: Rows, out: Batch | None = None) -> Batch:
         """Read rows; see `Reader.read`."""
         rows = check_rows(rows, len(self))
-        out = self.schema.allocate(len(rows)) if out is None else out
+        out = self.schema.buffers(len(rows), out)
         batch: Batch = {}
         for reader in self._readers:
             batch |= reader.read(rows, {name: out[name] for name in reader.schema if name in out})

@@ -127,7 +127,7 @@ class Selection:
 
     def read(self, rows: Rows, out: Batch | None = None) -> Batch:
         """Read rows; see `Reader.read`."""
-        out = self.schema.allocate(len(rows)) if out is None else out
+        out = self.schema.buffers(len(rows), out)
         given = {stored: out[name] for stored, name in self._direct.items() if name in out}
         batch = self._reader.read(rows, self._reader.schema.allocate(len(rows)) | given)
         return {name: self._assemble(name, stored, batch, out) for name, stored in self._wanted.items()}

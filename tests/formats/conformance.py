@@ -400,6 +400,27 @@ class ReaderConformance:
         as_list = open_reader(source, ["tokens"], ragged="list").read([4])["tokens"]
         assert [value.tolist() for value in as_list] == [[4, 5, 6]]
 
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda fit: {}, "is NoneType; expected a tensor of torch.float32 \\(3, 20\\)"),
+            (lambda fit: {"x": fit.numpy()}, "is ndarray; expected a tensor"),
+            (lambda fit: {"x": fit[:2]}, r"float32 \(2, 20\), expected torch.float32 \(3, 20\); schema.allocate\(3\)"),
+            (lambda fit: {"x": fit[:, :10]}, "\\(3, 10\\) with gaps"),
+            (lambda fit: {"x": fit.double()}, "torch.float64 \\(3, 20\\), expected torch.float32"),
+            (lambda fit: {"x": torch.zeros(20, 3).T}, "\\(3, 20\\) with gaps"),
+        ],
+        ids=["missing", "NumPy", "short", "narrow", "dtype", "strided"],
+    )
+    def test_buffers_that_do_not_fit_are_refused(self, tmp_path: Path, make: Any, message: str) -> None:
+        values = numbers("float32", (100, 20))
+        reader = open_reader(self.write(tmp_path, {"x": values}))
+        fit = torch.zeros(3, 20)
+        with pytest.raises(SchemaError, match=message):
+            reader.read([5, 0, 7], out=make(fit))
+        assert reader.read([5, 0, 7], out={"x": fit})["x"] is fit
+        np.testing.assert_array_equal(fit, values[[5, 0, 7]])
+
     # Writers
 
     def test_writer_contract(self, tmp_path, columns):

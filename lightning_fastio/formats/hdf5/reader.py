@@ -211,7 +211,7 @@ class HDF5Reader:
     def read(self, rows: Rows, out: Batch | None = None) -> Batch:
         """Read rows; see `Reader.read`."""
         checked = check_rows(rows, len(self))
-        buffers = self.schema.allocate(len(checked)) if out is None else out
+        buffers = self.schema.buffers(len(checked), out)
         found: Batch = {}
         for path in self._paths:
             found |= path.source.read(checked, buffers)

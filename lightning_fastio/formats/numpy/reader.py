@@ -157,7 +157,7 @@ class NumpyReader:
     def read(self, rows: Rows, out: Batch | None = None) -> Batch:
         """Read rows; see `Reader.read`."""
         checked = check_rows(rows, len(self))
-        buffers = self.schema.allocate(len(checked)) if out is None else out
+        buffers = self.schema.buffers(len(checked), out)
         return {column.name: column.read(checked, _tensor(buffers, column.name)) for column in self._columns}
 
     def read_into(self, rows: Int64Array, batch: Batch, positions: Int64Array) -> None:

@@ -162,7 +162,7 @@ class ParquetReader:
         checked = check_rows(rows, len(self))
         num_rows = len(checked)
         found = {part.block: part for part in split_by_block(checked, self.blocks)} if self._decoded else {}
-        tensors = self.schema.allocate(num_rows) if out is None else out
+        tensors = self.schema.buffers(num_rows, out)
         batch: Batch = {}
         for field in self._fields:
             batch[field.name] = tensors[field.name] if field.spec.kind == "tensor" else [None] * num_rows  # type: ignore[assignment]
