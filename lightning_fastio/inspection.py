@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lightning_fastio.arguments import source_of
 from lightning_fastio.formats import open_reader
 from lightning_fastio.formats.base import Reader
 from lightning_fastio.plan import Plan, class_imbalance
 from lightning_fastio.plan.order import BlockShuffle, GlobalShuffle
 from lightning_fastio.plan.rows import AllRows
+from lightning_fastio.quantities import counted
 
 _BATCH_SIZE = 256
 _MAX_ROWS_MIXED = 1 << 24
@@ -23,7 +25,11 @@ _MAX_ROWS_MIXED = 1 << 24
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("path", nargs="+", help="a file, a folder or a glob; several files are one source")
+    parser.add_argument(
+        "path",
+        nargs="+",
+        help="a file, a folder or a glob; several files are one source, or a field each: image=x.npy label=y.npy",
+    )
     parser.add_argument(
         "--fields", nargs="+", metavar="FIELD", help="fields to show; all that can be loaded by default"
     )
@@ -33,8 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(arguments: Namespace) -> int:
     """Run the command."""
-    source = arguments.path[0] if len(arguments.path) == 1 else arguments.path
-    reader = open_reader(source, arguments.fields, cache_bytes=arguments.cache_bytes)
+    reader = open_reader(source_of(arguments.path), arguments.fields, cache_bytes=arguments.cache_bytes)
     try:
         contents = describe(reader)
         if arguments.json:
@@ -101,7 +106,9 @@ def _describe_blocks(reader: Reader) -> dict[str, Any] | None:
 
 def _show(source: str, contents: dict[str, Any]) -> None:
     console = Console()
-    table = Table(title=f"{source}: {contents['rows']:,} rows of {contents['row_bytes']:,} bytes", title_justify="left")
+    title = f"{source}: {counted(contents['rows'], 'row')} of {counted(contents['row_bytes'], 'byte')}"
+    # As plain text: brackets in paths are no markup.
+    table = Table(title=Text(title), title_justify="left")
     for heading in ("field", "delivered as", "stored as", "read by"):
         table.add_column(heading, overflow="fold")
     for field in contents["fields"]:
@@ -121,9 +128,8 @@ def _show(source: str, contents: dict[str, Any]) -> None:
 
 def _about(blocks: dict[str, Any]) -> str:
     smallest, largest = blocks["rows_smallest"], blocks["rows_largest"]
-    rows = f"{largest:,} rows" if smallest == largest else f"{smallest:,} to {largest:,} rows"
-    units = "1 block" if blocks["number"] == 1 else f"{blocks['number']:,} blocks"
-    text = f"Rows decode in {units} of {rows}; shuffle='auto' is {blocks['shuffle']!r}."
+    rows = counted(largest, "row") if smallest == largest else f"{smallest:,} to {largest:,} rows"
+    text = f"Rows decode in {counted(blocks['number'], 'block')} of {rows}; shuffle='auto' is {blocks['shuffle']!r}."
     if "class_imbalance" in blocks:
         text += (
             f" Were the rows sorted by ten classes, batches of {_BATCH_SIZE} would be {blocks['class_imbalance']:.2f} "

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lightning_fastio import BatchLoader, NumpyDataModule, open_reader
+from lightning_fastio.arguments import source_of
 from lightning_fastio.errors import ConfigError
 from tests.memory import counting_reader
 
@@ -85,3 +86,31 @@ def test_a_source_that_is_none() -> None:
 def test_integers_of_numpy_are_whole_numbers() -> None:
     loader = BatchLoader(counting_reader(10), np.int64(4), seed=np.int32(3), num_workers=np.int8(0))  # type: ignore[arg-type]
     assert len(list(loader)) == 3
+
+
+@pytest.mark.parametrize(
+    ("paths", "source"),
+    [
+        (["a.npy"], "a.npy"),
+        (["a.npy", "b.npy"], ["a.npy", "b.npy"]),
+        (["image=x.npy", "label=y.npy"], {"image": "x.npy", "label": "y.npy"}),
+        (["x=1.npy", "y=3.npy", "x=2.npy"], {"x": ["1.npy", "2.npy"], "y": "3.npy"}),
+        (["x=data/year=2024/a.npy"], {"x": "data/year=2024/a.npy"}),
+        (["data/year=2024"], "data/year=2024"),
+        (["year=2023"], "year=2023"),
+        (["year=*/*.npy", "year=2023/a.npy"], ["year=*/*.npy", "year=2023/a.npy"]),
+        (["x=", "=y"], ["x=", "=y"]),
+    ],
+)
+def test_sources_on_a_command_line(
+    paths: list[str], source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "year=2023").mkdir()
+    (tmp_path / "year=2023" / "a.npy").touch()
+    assert source_of(paths) == source
+
+
+def test_fields_of_some_files_only() -> None:
+    with pytest.raises(ConfigError, match=r"^image=x.npy y.npy: name the field of every file, as in image=x.npy"):
+        source_of(["image=x.npy", "y.npy"])

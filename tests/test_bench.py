@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lightning_fastio import open_reader, open_writer
-from lightning_fastio.bench import Benchmark, bench
+from lightning_fastio.bench import Benchmark, bench, command
 from lightning_fastio.bench.measure import Contender, measure_in_turns
 from lightning_fastio.bench.picture import draw
 from lightning_fastio.bench.plain import plain_loader
@@ -99,6 +99,22 @@ def test_sources_that_take_more_are_read_by_this_package_row_by_row(tmp_path: Pa
     reader.close()
 
 
+def test_the_table_has_units_that_suit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    contenders = [Contender(name, list, [rate]) for name, rate in (("a", 100.0), ("b", 2e5), ("c", 1e8))]
+    monkeypatch.setattr(command, "bench", lambda *_, **__: Benchmark("x", 1, 12, 50, "", *contenders))
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["bench", "x", "--no-picture"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].rstrip() == "1 row of 12 bytes, batches of 50"
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    assert cells == [
+        ["a", "100", "1.2 kB", "500"],
+        ["b", "200,000", "2.4 MB", "0.25"],
+        ["c", "100,000,000", "1.2 GB", "0.0005"],
+    ]
+    assert "An epoch has 1 batch here, so that" in " ".join(" ".join(lines).split())
+
+
 @pytest.mark.parametrize("name", ["rows", "rows.h5", "rows.parquet", "rows.npz"])
 def test_bench_of_every_format(tmp_path: Path, name: str) -> None:
     source = write(tmp_path, name)
@@ -140,6 +156,14 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["rows"] == figures["batch_size"] == 50
     assert figures["speedup"] == figures["fastio"]["rows_per_s"] / figures["plain"]["rows_per_s"]
     assert len(figures["limit"]["rounds"]) >= 1
+
+
+def test_command_takes_a_field_from_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path, "rows")
+    sources = [f"a={folder / 'label.npy'}", f"b={folder / 'image.npy'}"]
+    assert main(["bench", *sources, "--seconds", "0.1", "--json", "--no-picture"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["rows"], figures["row_bytes"]) == (50, 20)
 
 
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,6 +310,25 @@ class TestInspect:
         assert main(["inspect", "part-0.npy", "part-1.npy", "part-2.npy", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["rows"] == 12
 
+    def test_files_of_several_fields(
+        self, project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setenv("COLUMNS", "200")
+        np.save("y.npy", np.zeros(40, np.int64))
+        assert main(["inspect", "x=rows.npy", "label=y.npy", "--json"]) == 0
+        fields = json.loads(capsys.readouterr().out)["fields"]
+        assert [(field["name"], field["dtype"], field["shape"]) for field in fields] == [
+            ("x", "float32", [3]),
+            ("label", "int64", []),
+        ]
+        assert main(["inspect", "x=rows.npy", "label=y.npy"]) == 0
+        assert "x=rows.npy label=y.npy: 40 rows of 20 bytes" in capsys.readouterr().out
+
+    def test_one_row_of_one_byte(self, capsys: pytest.CaptureFixture[str]):
+        np.save("[bold]one.npy", np.zeros(1, np.uint8))
+        assert main(["inspect", "[bold]one.npy"]) == 0
+        assert "[bold]one.npy: 1 row of 1 byte " in capsys.readouterr().out
+
     def test_quality_of_a_block_shuffle(self, project: Path, capsys: pytest.CaptureFixture[str]):
         with open_writer(project / "rows.parquet", block_bytes=1 << 12) as writer:
             for _ in range(64):

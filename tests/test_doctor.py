@@ -138,4 +138,4 @@ def test_the_table_has_the_gravest_first_and_keeps_brackets(
     text = capsys.readouterr().out
     assert text.index("GPU [0]") < text.index("PCIe") < text.index("swap")
     assert "no [bold] driver" in text
-    assert text.endswith("1 errors, 1 warnings, 0 hints\n")
+    assert text.endswith("1 error, 1 warning, 0 hints\n")

@@ -175,6 +175,7 @@ STATUS = {"proc/self/status": "Cpus_allowed_list:\t0-3\n"}
     ("threads", "environ", "expected"),
     [
         (4, {}, ("ok", "4 CPUs allowed; torch uses 4 threads, OMP_NUM_THREADS is not set")),
+        (1, {}, ("ok", "4 CPUs allowed; torch uses 1 thread, OMP_NUM_THREADS is not set")),
         (16, {}, ("warning", "4 CPUs allowed; torch uses 16 threads, OMP_NUM_THREADS is not set")),
         (2, {"OMP_NUM_THREADS": "2"}, ("ok", "4 CPUs allowed; torch uses 2 threads, OMP_NUM_THREADS is 2")),
     ],

@@ -6,11 +6,14 @@ import json
 from argparse import ArgumentParser, Namespace
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from lightning_fastio.arguments import source_of
 from lightning_fastio.bench.measure import Benchmark, bench
 from lightning_fastio.bench.picture import draw
+from lightning_fastio.quantities import counted
 
 _FEW_BATCHES = 10
 _AT_LIMIT = 0.95
@@ -18,7 +21,11 @@ _AT_LIMIT = 0.95
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("path", nargs="+", help="a file, a folder or a glob; several files are one source")
+    parser.add_argument(
+        "path",
+        nargs="+",
+        help="a file, a folder or a glob; several files are one source, or a field each: image=x.npy label=y.npy",
+    )
     parser.add_argument("--fields", nargs="+", metavar="FIELD", help="fields to read; all by default")
     parser.add_argument("--batch-size", type=int, default=256, help="rows of a batch (256)")
     parser.add_argument("--num-workers", type=int, help="reader threads; what a data module takes by default")
@@ -31,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(arguments: Namespace) -> int:
     """Run the command."""
     benchmark = bench(
-        arguments.path[0] if len(arguments.path) == 1 else arguments.path,
+        source_of(arguments.path),
         arguments.fields,
         batch_size=arguments.batch_size,
         num_workers=arguments.num_workers,
@@ -49,16 +56,17 @@ def main(arguments: Namespace) -> int:
 
 
 def _table(benchmark: Benchmark) -> Table:
-    title = f"{benchmark.num_rows:,} rows of {benchmark.row_bytes:,} bytes, batches of {benchmark.batch_size}"
+    rows = f"{counted(benchmark.num_rows, 'row')} of {counted(benchmark.row_bytes, 'byte')}"
+    title = f"{rows}, batches of {benchmark.batch_size}"
     table = Table(title=title, title_justify="left", caption=benchmark.how, caption_justify="left")
     table.add_column("")
-    for heading in ("rows/s", "GB/s", "ms a batch"):
+    for heading in ("rows/s", "bytes/s", "ms a batch"):
         table.add_column(heading, justify="right")
     for each in benchmark.contenders:
         table.add_row(
             each.name,
             f"{each.rows_per_s:,.0f}",
-            f"{each.rows_per_s * benchmark.row_bytes / 1e9:.3g}",
+            decimal(round(each.rows_per_s * benchmark.row_bytes)),
             f"{1e3 * benchmark.batch_s(each):.3g}",
             style="bold" if each is benchmark.fastio else None,
         )
@@ -76,5 +84,6 @@ def _summary(benchmark: Benchmark) -> Text:
         text += f" This package {share} the machine."
     num_batches = -(-benchmark.num_rows // benchmark.batch_size)
     if num_batches < _FEW_BATCHES:
-        text += f" An epoch has {num_batches} batches here, so that its start counts for much of the time."
+        batches = counted(num_batches, "batch", "batches")
+        text += f" An epoch has {batches} here, so that its start counts for much of the time."
     return Text(text)

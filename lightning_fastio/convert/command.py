@@ -14,6 +14,8 @@ from rich.filesize import decimal
 
 from lightning_fastio.convert import convert
 from lightning_fastio.convert.manifest import Manifest, manifest_path
+from lightning_fastio.errors import FastIOError
+from lightning_fastio.quantities import counted
 
 _MAX_LISTED = 20
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -80,6 +82,8 @@ def main(arguments: Namespace) -> int:
     except KeyboardInterrupt:
         print("fastio convert: stopped; the same command with --resume goes on", file=sys.stderr)
         return _INTERRUPTED
+    except FastIOError as error:
+        raise type(error)(with_options(str(error))) from error
     if manifest.shards:
         print(summary(manifest, Path(destination)))
     return 0
@@ -88,9 +92,9 @@ def main(arguments: Namespace) -> int:
 def summary(manifest: Manifest, destination: Path) -> str:
     """What was written, in a few lines."""
     num_bytes = sum(shard.num_bytes for shard in manifest.shards)
-    files = f"{len(manifest.shards):,} {'file' if len(manifest.shards) == 1 else 'files'}"
-    lines = [f"{destination}: {manifest.num_rows:,} rows in {files}, {decimal(num_bytes)}"]
-    lines += [f"  {split}: {rows:,} rows" for split, rows in manifest.splits.items() if split]
+    rows_in_files = f"{counted(manifest.num_rows, 'row')} in {counted(len(manifest.shards), 'file')}"
+    lines = [f"{destination}: {rows_in_files}, {decimal(num_bytes)}"]
+    lines += [f"  {split}: {counted(rows, 'row')}" for split, rows in manifest.splits.items() if split]
     lines += [f"  {name}: {text}" for name, text in manifest.fields.items()]
     if manifest.classes:
         lines.append(f"  classes: {len(manifest.classes):,}")
@@ -99,6 +103,18 @@ def summary(manifest: Manifest, destination: Path) -> str:
         lines.append(f"  skipped: {len(manifest.skipped):,}, listed in {manifest_path(destination)}")
         lines += [f"    {entry.item}: {entry.reason}" for entry in manifest.skipped[:_MAX_LISTED]]
     return "\n".join(lines)
+
+
+def with_options(message: str) -> str:
+    """A message of `convert` in which each argument, such as ``format='numpy'``, is followed by its option."""
+    names = "|".join(inspect.signature(convert).parameters)
+
+    def with_option(found: re.Match[str]) -> str:
+        is_option = found[1] != "fn" and not found[3]
+        return f"{found[0]} (--{found[1].replace('_', '-')})" if is_option else found[0]
+
+    # Not in a path, such as size=3/a.png, nor where the option stands already.
+    return re.sub(rf"(?<![\w/])({names})=('[^']*'|\([^)]*\)|\w*)(/| \(--)?", with_option, message)
 
 
 def argument_docs(function: Any) -> dict[str, str]:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from lightning_fastio.doctor.diagnosis import diagnose
 from lightning_fastio.doctor.machine import Finding, Severity
+from lightning_fastio.quantities import counted
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "info": "cyan", "ok": "green"}
 """From the gravest to the lightest."""
@@ -57,4 +58,5 @@ def print_table(findings: Sequence[Finding]) -> None:
     console = Console()
     console.print(table)
     counts = {severity: sum(finding.severity == severity for finding in findings) for severity in _STYLES}
-    console.print(f"{counts['error']} errors, {counts['warning']} warnings, {counts['info']} hints")
+    nouns: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "hint"}
+    console.print(", ".join(counted(counts[severity], noun) for severity, noun in nouns.items()))

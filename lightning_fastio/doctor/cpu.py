@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lightning_fastio.allowance import cpu_allowance, parse_cpu_list
 from lightning_fastio.doctor.gpu import nvidia_devices
 from lightning_fastio.doctor.machine import Finding, Load, Machine
+from lightning_fastio.quantities import counted
 
 
 def check_threads(machine: Machine, *, torch_threads: int) -> Iterator[Finding]:
@@ -18,7 +19,7 @@ def check_threads(machine: Machine, *, torch_threads: int) -> Iterator[Finding]:
     """
     allowance = cpu_allowance(machine.root, machine.environ)
     openmp = machine.environ.get("OMP_NUM_THREADS", "")
-    text = f"{allowance:g} CPUs allowed; torch uses {torch_threads} threads"
+    text = f"{counted(allowance, 'CPU')} allowed; torch uses {counted(torch_threads, 'thread')}"
     text += f", OMP_NUM_THREADS is {openmp}" if openmp else ", OMP_NUM_THREADS is not set"
     if torch_threads > max(1, allowance):
         yield Finding(
@@ -35,7 +36,7 @@ def check_threads(machine: Machine, *, torch_threads: int) -> Iterator[Finding]:
 def check_workers(machine: Machine, load: Load) -> Iterator[Finding]:
     """The worker count against the allowance."""
     allowance = cpu_allowance(machine.root, machine.environ)
-    text = f"num_workers={load.num_workers} on {allowance:g} CPUs"
+    text = f"num_workers={load.num_workers} on {counted(allowance, 'CPU')}"
     if load.num_workers > allowance:
         yield Finding(
             "workers",

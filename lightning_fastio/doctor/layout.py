@@ -8,6 +8,7 @@ from pathlib import Path
 from lightning_fastio.doctor.machine import Finding
 from lightning_fastio.errors import CorruptFileError, FastIOError, FileAccessError
 from lightning_fastio.formats.base import Reader
+from lightning_fastio.quantities import counted
 
 
 def open_data(path: Path) -> Reader | Finding:
@@ -30,4 +31,5 @@ def check_layout(path: Path, reader: Reader) -> Iterator[Finding]:
         why = "every row of this field costs more than it need, in each epoch"
         yield Finding(check, f"{layout.name}: {layout.stored}, read by {layout.read_path}", why, layout.hint, "warning")
     if not slow:
-        yield Finding(check, f"{len(reader):,} rows, {reader.schema.row_bytes:,} bytes each, nothing to gain")
+        rows, size = counted(len(reader), "row"), counted(reader.schema.row_bytes, "byte")
+        yield Finding(check, f"{rows}, {size} each, nothing to gain")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lightning_fastio.allowance import cgroup_texts
 from lightning_fastio.doctor.machine import Finding, Load, Machine, size
+from lightning_fastio.quantities import counted
 
 OPEN_FILES = 4096
 NUM_PROCESSES = 4096
@@ -14,7 +15,8 @@ NUM_PROCESSES = 4096
 def check_shared_memory(machine: Machine, load: Load) -> Iterator[Finding]:
     """/dev/shm against the batches that worker processes put there."""
     needed = load.num_workers * load.prefetch_factor * load.batch_bytes
-    text = f"{load.num_workers} workers x {load.prefetch_factor} batches x {size(load.batch_bytes)} = {size(needed)}"
+    workers, batches = counted(load.num_workers, "worker"), counted(load.prefetch_factor, "batch", "batches")
+    text = f"{workers} x {batches} x {size(load.batch_bytes)} = {size(needed)}"
     try:
         total, free = machine.disk_space(machine.root / "dev/shm")
     except OSError:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from lightning_fastio.quantities import counted
+
 WorkerType = Literal["thread", "process"]
 
 _MAX_WORKERS = 16
@@ -30,8 +32,8 @@ class Settings:
     """Bytes of decoded blocks kept at most; 0 where nothing is decoded."""
 
     def __str__(self) -> str:
-        plural = "" if self.num_workers == 1 else "es" if self.worker_type == "process" else "s"
-        text = f"{self.num_workers} {self.worker_type}{plural} x {self.prefetch_factor}"
+        workers = counted(self.num_workers, self.worker_type, "processes" if self.worker_type == "process" else "")
+        text = f"{workers} x {self.prefetch_factor}"
         if self.cache_bytes:
             text += f", cache {self.cache_bytes / 2**20:,.0f} MiB"
         return text + (", pinned" if self.pin_memory else "")

@@ -17,7 +17,7 @@ import pytest
 
 from lightning_fastio.cli import main
 from lightning_fastio.convert import convert
-from lightning_fastio.convert.command import add_arguments, argument_docs, num_bytes
+from lightning_fastio.convert.command import add_arguments, argument_docs, num_bytes, with_options
 from lightning_fastio.convert.options import RunOptions, SourceOptions
 from tests.convert.pictures import noise, read_all, save
 
@@ -86,6 +86,37 @@ def test_values_that_cannot_be_read_are_refused(tmp_path, capsys):
         with pytest.raises(SystemExit):
             main(["convert", "in", "out", *option])
     assert "FIELD=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("give format='numpy', 'hdf5'", "give format='numpy' (--format), 'hdf5'"),
+        ("size=(height, width), or ragged=True", "size=(height, width) (--size), or ragged=True (--ragged)"),
+        ("more than max_skipped=3; the", "more than max_skipped=3 (--max-skipped); the"),
+        ("convert without classes=", "convert without classes= (--classes)"),
+        ("resume=True (--resume) goes on", "resume=True (--resume) goes on"),
+        ("in/size=3/a.png, size=3/a.png", "in/size=3/a.png, size=3/a.png"),
+        ("a function of your own with fn=", "a function of your own with fn="),
+    ],
+)
+def test_messages_name_options(message, shown):
+    assert with_options(message) == shown
+
+
+def test_errors_name_options(tmp_path, capsys):
+    save(tmp_path / "a.png", noise(0, (4, 4, 3)))
+    assert main(["convert", str(tmp_path / "a.png"), str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == (
+        f"fastio convert: {tmp_path}/out: which format? End the name in .npy, .npz, .h5 or .parquet, or for a folder "
+        "give format='numpy' (--format), 'hdf5' or 'parquet'\n"
+    )
+
+
+def test_one_row_is_one_row(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    assert main(["convert", str(tmp_path / "a.csv"), str(tmp_path / "out.h5"), "--num-workers=0"]) == 0
+    assert "out.h5: 1 row in 1 file, " in capsys.readouterr().out
 
 
 @pytest.fixture
