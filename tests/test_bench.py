@@ -166,6 +166,16 @@ def test_command_takes_a_field_from_each_file(tmp_path: Path, capsys: pytest.Cap
     assert (figures["rows"], figures["row_bytes"]) == (50, 20)
 
 
+@pytest.mark.parametrize("rates", [(1e5, 5e5, 3e7), (3.0, 1e5, 2.5e7), (3e7, 3.1e7, 3.2e7), (0.01, 1e8, 1e9)])
+def test_labels_stay_in_the_picture(tmp_path: Path, rates: tuple[float, ...]) -> None:
+    from matplotlib.image import imread
+
+    contenders = [Contender("lightning_fastio", list, [rate]) for rate in rates]
+    pixels = imread(draw(Benchmark("x", 1, 12345678, 256, "", *contenders), tmp_path / "x.png"))
+    assert pixels.shape == (360, 1080, 4)
+    assert np.all(pixels[:, -5:] == 1.0)
+
+
 def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("matplotlib", "matplotlib.backends.backend_agg", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -19,7 +19,7 @@ ROOT = Path(lightning_fastio.__file__).parent
 # From the lowest to the highest: a module imports from its own line and the lines before it. A package stands for
 # the modules in it.
 LAYERS = (
-    ("errors", "schema", "allowance", "arguments", "quantities"),
+    ("errors", "schema", "allowance", "arguments", "quantities", "drawing"),
     ("formats",),
     ("plan",),
     ("loader", "staging", "prefetch", "waits", "verdict", "adjusting", "report"),

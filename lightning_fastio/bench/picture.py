@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning_fastio.bench.measure import Benchmark
-from lightning_fastio.errors import MissingDependencyError
+from lightning_fastio.drawing import new_figure
 
 _COLORS = ("#c0504d", "#1f77b4", "#9e9e9e")
+_LONGEST = 0.65
+"""Share of the width that the longest bar takes; the rest is for its label."""
 
 
 def draw(benchmark: Benchmark, path: str | Path) -> Path:
@@ -23,26 +25,19 @@ def draw(benchmark: Benchmark, path: str | Path) -> Path:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            'the picture needs matplotlib, which is not installed: pip install "lightning_fastio[demo]"'
-        ) from error
-    figure = Figure(figsize=(7.2, 2.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure("the picture", 7.2, 2.4)
     axes = figure.subplots()
     contenders = benchmark.contenders
     rates = [each.rows_per_s for each in contenders]
     bars = axes.barh([each.name for each in contenders], rates, color=_COLORS[: len(contenders)], height=0.6)
     labels = [
-        f" {rate:,.0f} rows/s, {1e3 * benchmark.batch_s(each):.3g} ms a batch"
+        f" {rate:,.0f} rows/s\n {1e3 * benchmark.batch_s(each):.3g} ms a batch"
         for rate, each in zip(rates, contenders, strict=True)
     ]
     axes.bar_label(bars, labels, fontsize="small")
     axes.set_xscale("log")
-    axes.set_xlim(min(rates) / 3, max(rates) * 30)
+    least, most = min(rates) / 3, max(rates)
+    axes.set_xlim(least, least * (most / least) ** (1 / _LONGEST))
     axes.invert_yaxis()
     axes.set_xlabel(f"rows of {benchmark.row_bytes:,} bytes per second, batches of {benchmark.batch_size}")
     axes.spines[["top", "right"]].set_visible(False)

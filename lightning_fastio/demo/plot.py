@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fastio.errors import MissingDependencyError
+from lightning_fastio.drawing import new_figure
 
 _PLAIN, _FASTIO = "#c0504d", "#1f77b4"
 
@@ -26,15 +26,7 @@ def plot_waits(waits_s: Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            'the plot needs matplotlib, which is not installed: pip install "lightning_fastio[demo]"'
-        ) from error
-    figure = Figure(figsize=(3.6 * len(waits_s), 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure("the plot", 3.6 * len(waits_s), 3.6)
     panels = figure.subplots(1, len(waits_s), sharey=True, squeeze=False)[0]
     for axes, (name, (plain, fastio)) in zip(panels, waits_s.items(), strict=True):
         for series, color, label in ((plain, _PLAIN, "plain DataLoader"), (fastio, _FASTIO, "lightning_fastio")):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lightning_fastio.errors import MissingDependencyError
+from lightning_fastio.drawing import new_figure
 from lightning_fastio.report.record import Record
 
 if TYPE_CHECKING:
@@ -137,13 +137,7 @@ def as_png(figure: Figure) -> bytes:
 
 
 def _new_figure(height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            'a report needs matplotlib, which is not installed: pip install "lightning_fastio[demo]"'
-        ) from error
-    return Figure(figsize=(8, height), layout="constrained")
+    return new_figure("a report", 8, height)
 
 
 def _finish(axes: Axes, grid: str) -> None:
