@@ -497,3 +497,13 @@ def test_stats_count_rows_and_seconds() -> None:
     assert (loader.stats.num_batches, loader.stats.num_rows) == (3, 20)
     assert loader.stats.read_s > 0
     assert loader.stats.transform_s > 0
+
+
+@pytest.mark.parametrize(("batch_size", "num_workers"), [(8, 1), (65_536, 4)])
+def test_automatic_threads_are_fewer_where_batches_are_tiny(
+    batch_size: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_fastio.loader.batch_loader.cpu_allowance", lambda: 16.0)
+    assert BatchLoader(counting_reader(20), batch_size).num_workers == num_workers
+    transformed = BatchLoader(counting_reader(20), batch_size, transform=lambda batch: batch)
+    assert transformed.num_workers == 4

@@ -24,6 +24,9 @@ from lightning_fastio.plan.epoch import Epoch
 from lightning_fastio.plan.plan import Plan, Shuffle
 from lightning_fastio.plan.rows import AllRows, ChosenRows, RowSet
 
+_MOST_AUTO_WORKERS = 4
+_SMALL_BATCH_BYTES = 64 << 10
+
 _GROUP_BYTES = 12 << 20
 """Threads read this much at a time, where batches are smaller."""
 
@@ -96,7 +99,8 @@ class BatchLoader:
             weights: One non-negative number for each used row: rows are drawn with replacement, each with a
                 probability in proportion to its weight. As many rows as without weights make an epoch.
             num_workers: Threads or processes that read ahead; 0 reads in the calling thread. ``auto`` takes what the
-                CPU allowance gives, at most 4, and lets `PrefetchCallback` adjust threads to what steps wait.
+                CPU allowance gives, at most 4, and one for batches of a few kilobytes; `PrefetchCallback` adjusts
+                threads to what steps wait.
             worker_type: ``thread``, or ``process`` for transforms that hold the GIL.
             prefetch_factor: Batches that each worker reads ahead; for small batches, groups of up to 64 that are read
                 at a time.
@@ -155,8 +159,7 @@ class BatchLoader:
         """Lets Lightning's predict loop ask for row numbers, where `FastIODataModule` sets it."""
         self.on_epoch: Callable[[], None] | None = None
         """Called after each `set_epoch`."""
-        count: int = max(1, min(4, int(cpu_allowance()))) if num_workers == "auto" else num_workers
-        in_processes = worker_type == "process" and count > 0
+        in_processes = worker_type == "process" and num_workers != 0
         fetcher = BatchFetcher(
             reader,
             transforms=transforms,
@@ -168,7 +171,7 @@ class BatchLoader:
         self._can_group = not fetcher.has_transform and all(spec.kind == "tensor" for spec in reader.schema.values())
         self._pool = WorkerPool(
             fetcher,
-            num_workers=count,
+            num_workers=self._auto_workers() if num_workers == "auto" else num_workers,
             worker_type=worker_type,
             prefetch_factor=prefetch_factor,
             multiprocessing_context=multiprocessing_context,
@@ -325,6 +328,12 @@ class BatchLoader:
             batch_bytes=self._batch_bytes,
         )
         return self._pool.start(make_tasks, range(epoch.start, epoch.num_batches), group=self.batches_per_read)
+
+    def _auto_workers(self) -> int:
+        # Between batches this small a second thread only passes the interpreter's lock to and fro.
+        if self._can_group and not self.plan.by_blocks and self._batch_bytes < _SMALL_BATCH_BYTES:
+            return 1
+        return max(1, min(_MOST_AUTO_WORKERS, int(cpu_allowance())))
 
     @property
     def _batch_bytes(self) -> int:
