@@ -116,7 +116,6 @@ SCRIPT = """
 
 
 def test_ray_writes_the_same_bytes(tmp_path):
-    pytest.importorskip("ray")
     import subprocess
 
     for index in range(400):
