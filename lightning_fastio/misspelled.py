@@ -24,6 +24,7 @@ _OPTION = r"(?:Group '(?P<group>.+)' does|Subcommand '.+' does) not accept (?:op
 _TOP = r"^(?:Validation failed: )?(?:Option|Key) '(?P<name>.+)' is not (?:accepted|expected)"
 _NO_MODEL = r"(?:are required: |Key \")(?:\w+\.)?model\b"
 _UNKNOWN = r"[Uu]nrecognized arguments: --(?P<name>[\w.]+)"
+_FILE = r"[Uu]nrecognized arguments: (\S+\.(?:ya?ml|json))"
 
 
 def cause_of(message: str, options: str) -> str | None:
@@ -34,7 +35,7 @@ def cause_of(message: str, options: str) -> str | None:
         options: A text with the options that there are, such as ``parser.format_usage()``.
 
     Returns:
-        One line; None where the cause is neither a name that there is not, nor a model that was not given.
+        One line; None where the cause is neither a name that there is not, nor a model or a -c that was left out.
     """
     if found := re.search(_ARGUMENT, message):
         return f"{found[1]} has no argument {found[2]!r}" + _meant(found[2], _arguments_of(found[1]))
@@ -51,6 +52,8 @@ def cause_of(message: str, options: str) -> str | None:
         if found := re.search(pattern, message):
             group = found.groupdict().get("group")
             return _no_option(f"{group}.{found['name']}" if group else found["name"], _names(options))
+    if found := re.search(_FILE, message):
+        return f"a configuration file needs -c before it: -c {found[1]}"
     if re.search(_NO_MODEL, message):
         return "which model? Give --model=my_project.MyModel, or a configuration file that names it: -c config.yaml"
     return None

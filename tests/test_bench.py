@@ -145,7 +145,7 @@ def test_text_has_no_limit_to_compare_with(tmp_path: Path) -> None:
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, picture = str(write(tmp_path, "rows.h5")), tmp_path / "bench.png"
+    source, picture = str(write(tmp_path, "rows.h5")), tmp_path / "new" / "bench.png"
     assert main(["bench", source, "--seconds", "0.2", "--batch-size", "16", "--output", str(picture)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "50 rows of 20 bytes, batches of 16" in out

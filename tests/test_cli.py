@@ -175,6 +175,7 @@ class TestMisspelled:
             ),
             (["--dta.batch_size=1"], "there is no option --dta; did you mean --data?"),
             (["--trainr.max_epochs=1"], "there is no option --trainr; did you mean --trainer?"),
+            (["more.yaml"], "a configuration file needs -c before it: -c more.yaml"),
             (["--zzz=1"], "there is no option --zzz"),
             (
                 ["--trainer.callbacks+=PrefetchCallbak"],

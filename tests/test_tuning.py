@@ -480,10 +480,10 @@ def test_tuned_yaml_is_taken_by_fit(
     assert found["settings"]["worker_type"] == "thread"
     assert main(["fit", "-c", "config.yaml", "-c", "tuned.yaml"]) == 0
 
-    assert main(["tune", "-c", "config.yaml", "--seconds", "1", "--loader-only", "--output", "loader.yaml"]) == 0
+    assert main(["tune", "-c", "config.yaml", "--seconds", "1", "--loader-only", "--output", "new/loader.yaml"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "without a model it is not known what the step needs" in out
-    assert "Use it: fastio fit -c config.yaml -c loader.yaml" in out
+    assert "Use it: fastio fit -c config.yaml -c new/loader.yaml" in out
     assert main(["tune", "-c", "config.yaml", "--batch-size", "big"]) == 1
     assert "--batch-size big: expected auto, keep, or sizes such as 64,128,256" in capsys.readouterr().err
     assert main(["tune", "-c", "config.yaml", "--", "--data=lightning.pytorch.demos.boring_classes.BoringDataModule"])

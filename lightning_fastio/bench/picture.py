@@ -17,7 +17,7 @@ def draw(benchmark: Benchmark, path: str | Path) -> Path:
 
     Args:
         benchmark: What was measured.
-        path: The PNG to write.
+        path: The PNG to write; its folder is made where there is none.
 
     Returns:
         ``path``.
@@ -42,5 +42,6 @@ def draw(benchmark: Benchmark, path: str | Path) -> Path:
     axes.set_xlabel(f"rows of {benchmark.row_bytes:,} bytes per second, batches of {benchmark.batch_size}")
     axes.spines[["top", "right"]].set_visible(False)
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path

@@ -56,6 +56,7 @@ class Tuning:
     def save(self, path: str | Path) -> Path:
         """Write YAML that LightningCLI takes after your own: ``fastio fit -c config.yaml -c tuned.yaml``."""
         path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
         # Numbers, booleans and names: JSON writes them as YAML does.
         lines = [f"  {name}: {json.dumps(value)}" for name, value in self.changes.items()]
         path.write_text("\n".join([f"# {self.verdict}.", "data:", *lines, ""]))
