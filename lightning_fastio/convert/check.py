@@ -8,6 +8,7 @@ from pathlib import Path
 from lightning_fastio.convert.manifest import Manifest, Shard, crc32_of, manifest_path
 from lightning_fastio.errors import CorruptFileError, FastIOError
 from lightning_fastio.formats import open_reader
+from lightning_fastio.quantities import counted
 
 
 def check_converted(path: str | Path) -> Manifest:
@@ -17,9 +18,8 @@ def check_converted(path: str | Path) -> Manifest:
     problems = [problem for shard in manifest.shards for problem in _shard_problems(root, shard)]
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise CorruptFileError(
-            f"{path}: {len(problems)} problems; convert again, or bring the files back from a copy:\n{listed}"
-        )
+        found = counted(len(problems), "problem")
+        raise CorruptFileError(f"{path}: {found}; convert again, or bring the files back from a copy:\n{listed}")
     return manifest
 
 
@@ -53,5 +53,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(arguments: Namespace) -> int:
     """Check, and say so."""
     manifest = check_converted(arguments.path)
-    print(f"{arguments.path}: {manifest.num_rows:,} rows in {len(manifest.shards):,} files, every byte as written")
+    rows, files = counted(manifest.num_rows, "row"), counted(len(manifest.shards), "file")
+    print(f"{arguments.path}: {rows} in {files}, every byte as written")
     return 0

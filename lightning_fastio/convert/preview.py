@@ -13,6 +13,7 @@ from lightning_fastio.convert.progress import duration
 from lightning_fastio.convert.source import Loaded, Skipped, Source, Task
 from lightning_fastio.convert.target import Target
 from lightning_fastio.errors import FormatError
+from lightning_fastio.quantities import counted
 
 _SAMPLE_S = 2.0
 
@@ -38,7 +39,9 @@ def preview(source: Source, target: Target, run: RunOptions, options: dict[str, 
     rows_text = f"{round(num_rows * scale):,}" if source.num_items else f"more than {num_rows:,}"
     lines.append(f"  {rows_text} rows, about {num_bytes * scale / 2**20:,.1f} MiB before compression")
     if source.num_items:
-        lines.append(f"  about {duration(elapsed_s * scale / max(1, run.workers))} with {run.workers} workers")
+        lines.append(
+            f"  about {duration(elapsed_s * scale / max(1, run.workers))} with {counted(run.workers, 'worker')}"
+        )
     lines += [f"  would skip {entry.item}: {entry.reason}" for entry in skipped]
     print("\n".join(lines))
     return describe(source, target.format, options, fields=fields, skipped=skipped)

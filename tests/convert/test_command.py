@@ -38,7 +38,7 @@ def test_convert_and_verify(tmp_path, capsys):
     assert "skipped: 1, listed in" in printed
     assert list(read_all(tmp_path / "out.h5")) == ["image", "label"]
     assert main(["verify", out]) == 0
-    assert "3 rows in 1 files, every byte as written" in capsys.readouterr().out
+    assert "3 rows in 1 file, every byte as written" in capsys.readouterr().out
     Path(out).write_bytes(Path(out).read_bytes()[:-1])
     assert main(["verify", out]) == 1
     assert "the manifest says" in capsys.readouterr().err
