@@ -17,7 +17,7 @@ from lightning_fastio.formats.base import Reader
 from lightning_fastio.plan import Plan, class_imbalance
 from lightning_fastio.plan.order import BlockShuffle, GlobalShuffle
 from lightning_fastio.plan.rows import AllRows
-from lightning_fastio.quantities import counted
+from lightning_fastio.quantities import counted, num_bytes
 
 _BATCH_SIZE = 256
 _MAX_ROWS_MIXED = 1 << 24
@@ -33,7 +33,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--fields", nargs="+", metavar="FIELD", help="fields to show; all that can be loaded by default"
     )
-    parser.add_argument("--cache-bytes", type=int, default=1 << 30, help="cache of the data module, for the shuffle")
+    parser.add_argument(
+        "--cache-bytes",
+        type=num_bytes,
+        metavar="SIZE",
+        default=1 << 30,
+        help="cache of the data module, such as 4G (1G), which decides how rows are shuffled",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_fastio.quantities import counted
+from lightning_fastio.quantities import counted, num_bytes
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,8 @@ from lightning_fastio.quantities import counted
 )
 def test_counted(number: float, nouns: tuple[str, ...], text: str) -> None:
     assert counted(number, *nouns) == text
+
+
+@pytest.mark.parametrize(("text", "size"), [("100", 100), ("2K", 2048), ("1.5GiB", 3 << 29), ("3 MB", 3 << 20)])
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert num_bytes(text) == size

@@ -15,10 +15,9 @@ from rich.filesize import decimal
 from lightning_fastio.convert import convert
 from lightning_fastio.convert.manifest import Manifest, manifest_path
 from lightning_fastio.errors import FastIOError
-from lightning_fastio.quantities import counted
+from lightning_fastio.quantities import counted, num_bytes
 
 _MAX_LISTED = 20
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _INTERRUPTED = 130
 
 
@@ -91,9 +90,9 @@ def main(arguments: Namespace) -> int:
 
 def summary(manifest: Manifest, destination: Path) -> str:
     """What was written, in a few lines."""
-    num_bytes = sum(shard.num_bytes for shard in manifest.shards)
+    on_disk = decimal(sum(shard.num_bytes for shard in manifest.shards))
     rows_in_files = f"{counted(manifest.num_rows, 'row')} in {counted(len(manifest.shards), 'file')}"
-    lines = [f"{destination}: {rows_in_files}, {decimal(num_bytes)}"]
+    lines = [f"{destination}: {rows_in_files}, {on_disk}"]
     lines += [f"  {split}: {counted(rows, 'row')}" for split, rows in manifest.splits.items() if split]
     lines += [f"  {name}: {text}" for name, text in manifest.fields.items()]
     if manifest.classes:
@@ -140,11 +139,3 @@ def pair(text: str) -> tuple[str, Any]:
     if not equals:
         raise ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
     return name, number_or_text(value)
-
-
-def num_bytes(text: str) -> int:
-    """A size such as 500M or 1GiB; K, M and G are powers of 1024."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", text, re.IGNORECASE)
-    if found is None:
-        raise ArgumentTypeError(f"{text!r} is not a size such as 500M or 1GiB")
-    return int(float(found[1]) * _UNITS[found[2].upper()])

@@ -17,7 +17,7 @@ import pytest
 
 from lightning_fastio.cli import main
 from lightning_fastio.convert import convert
-from lightning_fastio.convert.command import add_arguments, argument_docs, num_bytes, with_options
+from lightning_fastio.convert.command import add_arguments, argument_docs, with_options
 from lightning_fastio.convert.options import RunOptions, SourceOptions
 from tests.convert.pictures import noise, read_all, save
 
@@ -74,11 +74,6 @@ def test_defaults_are_the_same_everywhere():
     for name, option in SourceOptions.__dataclass_fields__.items():
         assert parameters[name].default == option.default, name
     assert set(RunOptions.__dataclass_fields__) < set(parameters)
-
-
-@pytest.mark.parametrize(("text", "size"), [("100", 100), ("2K", 2048), ("1.5GiB", 3 << 29), ("3 MB", 3 << 20)])
-def test_sizes_as_people_write_them(text, size):
-    assert num_bytes(text) == size
 
 
 def test_values_that_cannot_be_read_are_refused(tmp_path, capsys):
