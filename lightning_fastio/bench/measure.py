@@ -15,6 +15,7 @@ from lightning_fastio.bench.plain import plain_loader
 from lightning_fastio.datamodules import FastIODataModule
 from lightning_fastio.errors import ConfigError
 from lightning_fastio.formats.base import Reader
+from lightning_fastio.quantities import counted
 
 _SAMPLE_BYTES = 256 << 20
 """Rows in memory for the limit; more than the caches of any CPU, less than a laptop has to spare."""
@@ -146,7 +147,7 @@ def bench(
         num_rows=len(reader),
         row_bytes=reader.schema.row_bytes,
         batch_size=min(batch_size, len(reader)),
-        how=f"{loader.plan.shuffle} shuffle, {loader.num_workers} threads; one sample at a time by {how}",
+        how=f"{loader.plan.shuffle} shuffle, {counted(loader.num_workers, 'thread')}; one sample at a time by {how}",
         plain=contenders[0],
         fastio=contenders[1],
         limit=max(limits, key=lambda each: each.rows_per_s, default=None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning_fastio.callbacks.memory.allocator import GIB, CacheKeeper, DeviceMemory, DeviceReading
 from lightning_fastio.callbacks.memory.host import GrowthWatch, read_host_memory, shared_memory_use
+from lightning_fastio.quantities import counted
 
 
 class MemoryRecord:
@@ -75,7 +76,7 @@ class MemoryRecord:
         """
         parts = [f"precision {precision}"]
         if num_skipped is not None:
-            parts.append(f"{num_skipped} steps skipped by the gradient scaler")
+            parts.append(f"{counted(num_skipped, 'step')} skipped by the gradient scaler")
         if self.last_reading is not None:
             parts.append(f"device peak {self._peak_bytes / GIB:.2f} GiB by step {self._peak_step}")
         if cache is not None:
